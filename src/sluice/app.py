@@ -106,6 +106,7 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
             lambda: _readiness_error(core, are_listeners_open),
             admin_authenticator,
             watermark,
+            listeners,
         )
         admin_listeners = await admin_server.start() if admin_server is not None else []
         await open_listeners(
@@ -230,11 +231,13 @@ def make_admin_server(
     store_fault: Callable[[], SluiceError | None],
     admin_authenticator: AdminAuthenticator,
     watermark: MemoryWatermark,
+    listeners: Sequence[Listener],
     directory: Directory | None = None,
 ) -> AdminServer | None:
     """Return the server of the admin APIs, or None if all of them are off.
 
-    In a cluster, `directory` tells which node owns which cell.
+    `listeners` will hold the open MQTT listeners. In a cluster, `directory` tells which node owns
+    which cell.
     """
     if settings.http is None and settings.grpc is None:
         return None
@@ -262,6 +265,7 @@ def make_admin_server(
             settings.bulk.stage_ttl,
             settings.bulk.max_batch_rows,
         ),
+        listeners=lambda: {one.name: one.address for one in list(listeners)},
         directory=directory,
         peer_tls=make_node_tls(settings) if settings.tls.http else None,
         peer_grpc_ca=read_node_ca(settings) if settings.tls.grpc else None,

@@ -203,6 +203,7 @@ class ClusterServer:
             self._readiness_error,
             self.admin_authenticator,
             self._watermark,
+            self.listeners,
             directory,
         )
         if self.admin_server is not None:

@@ -112,6 +112,7 @@ REST_ROUTES = {
     "GET /api/v1/store": V,
     "GET /api/v1/losses": V,
     "POST /api/v1/losses/{cell}/confirm": O,
+    "GET /api/v1/listeners": V,
     "GET /api/v1/whoami": V,
     "GET /api/v1/verify": V,
     "GET /api/v1/cluster": V,

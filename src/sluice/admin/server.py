@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -57,6 +57,8 @@ class AdminServerConfig:
     store_fault: Callable[[], SluiceError | None] = lambda: None
     watermark: MemoryWatermark | None = None  # the memory limit of the process
     make_bulk_resources: Callable[[], BulkResources] = BulkResources  # called on the admin loop
+    # Addresses of the open MQTT listeners by name; called on the admin loop.
+    listeners: Callable[[], Mapping[str, str]] = dict
     directory: Directory | None = None  # of the cluster, if there is one
     peer_tls: ssl.SSLContext | None = None  # verifies the HTTP listeners of other nodes
     # CA of the certificates of the other nodes' gRPC listeners; None: no TLS.
@@ -184,6 +186,7 @@ class AdminServer:
             store_fault=config.store_fault,
             watermark=config.watermark,
             bulk_resources=config.make_bulk_resources(),
+            listeners=config.listeners,
             directory=config.directory,
             peer_tls=config.peer_tls,
         )

@@ -190,6 +190,7 @@ def test_token_is_stored_in_the_tab_only_and_decides_what_is_allowed(
     page = console.page
     page.goto(console.base)
     dialog = page.get_by_role("dialog", name="Sign in")
+    dialog.get_by_role("button", name="Token").click()
     dialog.get_by_label("Token").fill("slu_wrong")
     dialog.get_by_role("button", name="Sign in").click()
     dialog.get_by_label("Token").fill(text)

@@ -215,10 +215,10 @@ def test_publish_purge_and_seek_ask_for_confirmation_with_the_queue_name(
 
     worker.stop()
     peer(broker, "author").publish("books", b"chapter two")
-    expect(page.locator(".facts.strip dd").first).to_have_text("1")
+    expect(page.locator(".facts.strip dd").first).to_have_text("1 / 100k")
     page.get_by_role("button", name="Purge", exact=True).click()
     purge = page.get_by_role("dialog", name="Purge books?")
-    expect(purge).to_contain_text("Every message in queue books is removed")
+    expect(purge).to_contain_text("Every message in queue books that no consumer")
     expect(purge.get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     assert rest(base_of(broker), "/queues/books/stats")["depth"] == 1
@@ -244,7 +244,7 @@ def test_message_is_found_by_id_from_every_page(
     expect(page.get_by_role("heading", level=1)).to_have_text("thing/7 #?")
     expect(page.locator(".timeline")).to_contain_text("Enqueued")
     expect(page.locator(".payload pre")).to_have_text("umbrella")
-    page.get_by_role("searchbox", name="Find a message").fill("unknown-id")
+    page.get_by_role("searchbox", name="Find message by ID").fill("unknown-id")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="No queue knows a message")).to_be_visible()
 
@@ -321,7 +321,7 @@ def test_owners_of_exclusive_queues_show_their_last_values(
     console = open_console(broker)
     page = console.page
     console.open()
-    page.get_by_role("link", name="Exclusive").click()
+    page.get_by_role("link", name="Last-value queues").click()
     row = page.get_by_role("row", name="console-car")
     expect(row).to_contain_text("away")
     expect(row).to_contain_text("never")

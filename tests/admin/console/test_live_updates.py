@@ -23,7 +23,8 @@ def test_new_broker_shows_instructions_and_the_first_message_adds_a_row(
     expect(console.page.get_by_role("heading", name="No queues yet")).to_be_visible()
     taught = console.page.locator(".empty code").first.inner_text()
     console.screenshot("empty")
-    assert taught == "mosquitto_pub -q 1 -t '$queue/tasks' -m 'resize cat.png'"
+    address = f"-p {broker.mqtt.port}"
+    assert taught == f"mosquitto_pub {address} -q 1 -t '$queue/tasks' -m 'resize cat.png'"
     peer(broker, "publisher").publish("tasks", b"resize cat.png")
     row = console.page.get_by_role("row", name="tasks")
     expect(row).to_be_visible()
@@ -38,7 +39,7 @@ def test_depth_chart_moves_while_a_client_publishes(
     console = open_console(broker)
     console.open_queue("moving")
     chart = console.page.locator("figure", has_text="Depth").first
-    value = chart.locator("output")
+    value = chart.locator(".value")
     expect(value).to_have_text("1")
     line = chart.locator("path.line")
     before = line.get_attribute("d")
@@ -51,7 +52,7 @@ def test_depth_chart_moves_while_a_client_publishes(
         float(point.split(",")[1]) for point in (line.get_attribute("d") or "")[1:].split("L")
     ]
     assert heights[-1] < heights[0]
-    flow = console.page.locator("figure", has_text="Flow").locator("output").first
+    flow = console.page.locator("figure", has_text="Flow").locator(".value").first
     expect(flow).to_have_text(re.compile(r"[1-9]"))
     console.screenshot("queue")
 

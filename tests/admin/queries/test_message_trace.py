@@ -264,7 +264,7 @@ async def test_trace_of_dead_letter_and_redriven_message_is_complete(
     (state,) = trace.states
     assert (trace.message, state.group, state.state, state.attempt) == (None, "w", "dead", 2)
     (dead_letter,) = trace.dead_letters
-    assert state.do == f"Fix the cause, then sluice dlq retry tasks {dead_letter}"
+    assert state.do == f"Fix the cause, then `sluice dlq retry tasks {dead_letter}`"
     assert steps(await explain(harness, dead_letter, "dlq/tasks")) == story, (
         "the dead letter itself has the same events"
     )

@@ -95,7 +95,7 @@ export async function publishMessage(name) {
     const text = done.duplicate
       ? `A message with id ${done.message_id} was published just before: not stored again.`
       : `Published to ${name} as ${done.message_id}.`;
-    notice(text, { href: to.message(name, done.message_id), link: "Its trace" });
+    notice(text, { href: to.message(name, done.message_id), link: "Message details" });
   }
   return done;
 }
@@ -108,9 +108,10 @@ export async function purgeQueue(name, depth) {
       null,
       "Every message in queue ",
       h("strong", null, name),
-      " is removed for all groups, ",
+      " that no consumer is working on is removed for all groups, ",
       depth === undefined ? "" : `about ${plural(depth, "message")} now, `,
-      "including those that consumers hold. It cannot be undone. Dead letters stay.",
+      "the delayed and retrying ones included. Deliveries in flight stay and can be settled. ",
+      "It cannot be undone. Dead letters stay.",
     ),
     button: `Purge ${name}`,
     danger: true,
@@ -138,7 +139,7 @@ export async function deleteQueue(name) {
     fields: { element: field(`Type ${name} to confirm`, typed), values: () => typed.value },
     act: async (written) => {
       if (written !== name)
-        throw Object.assign(new Error("That is not its name."), { name: "Mistyped" });
+        throw Object.assign(new Error("That is not the name of the queue."), { name: "Mistyped" });
       await api.deleteQueue(name);
     },
   });

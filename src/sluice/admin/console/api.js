@@ -1,12 +1,13 @@
-// The REST API as functions. Sends the token, and turns refusals into errors with the server's
-// message and advice. Knows nothing of pages: `onSignIn` registers the callback for a missing
-// token.
+// The REST API as functions. Sends the credentials, and turns refusals into errors with the
+// server's message and advice. Knows nothing of pages: `onSignIn` registers the callback for
+// missing credentials.
 
 const BASE = "/api/v1";
-const TOKEN = "sluice.token";
+const STORED = "sluice.authorization";
 
-let askForToken = null;
+let askForCredentials = null;
 let asking = null;
+let unstored = ""; // where storage is forbidden: lasts until the page is reloaded
 
 /** A refusal by the server, or no response at all (status 0). */
 export class Refused extends Error {
@@ -19,42 +20,53 @@ export class Refused extends Error {
 }
 
 /**
- * `ask(refusal)` shows the sign-in dialog and resolves to a token, or null when it is dismissed.
+ * `ask(refusal)` shows the sign-in dialog and resolves to the value of an Authorization header, or
+ * null when it is dismissed.
  */
 export function onSignIn(ask) {
-  askForToken = ask;
+  askForCredentials = ask;
 }
 
-export function token() {
+export const bearerAuthorization = (token) => `Bearer ${token}`;
+
+/** Names and passwords may have any characters: Basic carries them as UTF-8. */
+export function basicAuthorization(name, password) {
+  const bytes = new TextEncoder().encode(`${name}:${password}`);
+  return `Basic ${btoa(String.fromCharCode(...bytes))}`;
+}
+
+/** The stored value of the Authorization header, or "". */
+export function authorization() {
   try {
-    return sessionStorage.getItem(TOKEN);
+    return sessionStorage.getItem(STORED) ?? unstored;
   } catch {
-    return null;
+    return unstored;
   }
 }
 
-/** Store the token for this tab only: never in localStorage, a cookie or an address. */
-export function keepToken(value) {
+/** Store it for this tab only: never in localStorage, a cookie or an address. */
+export function keepAuthorization(value) {
+  unstored = value;
   try {
-    if (value) sessionStorage.setItem(TOKEN, value);
-    else sessionStorage.removeItem(TOKEN);
+    if (value) sessionStorage.setItem(STORED, value);
+    else sessionStorage.removeItem(STORED);
   } catch {
-    // Storage may be forbidden: the token then lasts until the page is reloaded.
+    // Storage may be forbidden.
   }
 }
 
 /** Open one dialog for all requests that were refused at the same time. */
 export async function signIn(refusal) {
-  if (!askForToken) return false;
-  asking ??= askForToken(refusal).finally(() => (asking = null));
+  if (!askForCredentials) return false;
+  asking ??= askForCredentials(refusal).finally(() => (asking = null));
   const given = await asking;
-  if (given) keepToken(given);
+  if (given) keepAuthorization(given);
   return Boolean(given);
 }
 
 export function headers(more = {}) {
-  const carried = token();
-  return carried ? { ...more, Authorization: `Bearer ${carried}` } : more;
+  const carried = authorization();
+  return carried ? { ...more, Authorization: carried } : more;
 }
 
 /** Send a request without a sign-in dialog; the live stream has its own. */
@@ -73,7 +85,7 @@ export async function open(path, options = {}) {
       0,
       "unreachable",
       "The broker does not answer.",
-      "Check that it runs and that this address is still correct.",
+      "Check that the broker is running and that this address is correct.",
     );
   }
   if (!answer.ok) throw await refusalOf(answer);
@@ -147,6 +159,7 @@ const id = level;
 
 export const api = {
   whoami: () => request("GET", "/whoami"),
+  listeners: () => request("GET", "/listeners"),
   nodes: () => request("GET", "/nodes"),
   cluster: () => request("GET", "/cluster"),
   queue: (name) => request("GET", queue(name)),

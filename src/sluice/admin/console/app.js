@@ -1,13 +1,15 @@
 // The console's frame: one live stream, one history, one page at a time. Pages get `app` and return
 // { element, title, tick?, detail?, navigate?, destroy? }.
 
-import { api, keepToken, onSignIn, token } from "./api.js";
-import { askForToken } from "./dialogs.js";
+import { api, authorization, keepAuthorization, onSignIn } from "./api.js";
+import { learnAddresses, learnUser } from "./commands.js";
+import { closeDialogs } from "./dialogs.js";
 import { h, replace, setAttribute, setText } from "./dom.js";
 import { span } from "./format.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
 import { to, watch } from "./router.js";
+import { askForCredentials } from "./sign_in.js";
 import { messageTracePage } from "./views/message_trace.js";
 import { findPage } from "./views/find.js";
 import { nodesPage } from "./views/nodes.js";
@@ -69,6 +71,7 @@ let page = null;
 let first = true;
 
 function show(route) {
+  closeDialogs();
   if (page?.navigate?.(route)) {
     setTitle();
     return;
@@ -148,7 +151,7 @@ function linkState(state, nextTry) {
       replace(
         band,
         h("strong", null, "Connection to the broker lost."),
-        h("span", null, " The figures are old. "),
+        h("span", null, " Showing the last known values. "),
         rest,
         again,
       );
@@ -172,6 +175,8 @@ function linkState(state, nextTry) {
 async function loadIdentity() {
   try {
     app.who = await api.whoami();
+    learnAddresses(await api.listeners());
+    learnUser(authorization().startsWith("Basic ") ? app.who.name : "");
   } catch {
     app.who = null;
   }
@@ -182,7 +187,7 @@ async function loadIdentity() {
     own && !own.anonymous
       ? [h("span", { title: `Role: ${role}` }, `${own.name} (${role})`), " "]
       : null,
-    own && token()
+    own && authorization()
       ? h("button", { type: "button", class: "plain", onclick: signOut }, "Sign out")
       : null,
     own ? null : h("button", { type: "button", onclick: () => app.live.retry() }, "Sign in"),
@@ -190,7 +195,7 @@ async function loadIdentity() {
 }
 
 function signOut() {
-  keepToken("");
+  keepAuthorization("");
   location.reload();
 }
 
@@ -245,7 +250,7 @@ function wireSearch() {
 
 function start() {
   onSignIn(async (refusal) => {
-    const given = await askForToken(refusal);
+    const given = await askForCredentials(refusal);
     if (given) setTimeout(loadIdentity);
     return given;
   });

@@ -38,7 +38,7 @@ export class Chart {
     this.pointer = null;
     this.title = title;
     this.svg = s("svg", { class: "chart", role: "img", height, "aria-label": title });
-    this.values = lines.map(() => h("output", { class: "num" }, "\u2013"));
+    this.values = lines.map(() => h("span", { class: "num value" }, "\u2013"));
     this.readAt = h("span", { class: "chart-at" });
     const legend = lines.map((line, nth) =>
       h(

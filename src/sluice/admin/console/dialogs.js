@@ -8,9 +8,10 @@ import { sentence } from "./format.js";
 /**
  * Open a dialog. `body(close)` returns its content; `close(value)` ends it. Resolves to that value,
  * null after Esc.
- * `kind`: "" for a question, "drawer" for something to read at the side.
+ * `kind`: "" for a question, "drawer" for something to read at the side. `stays`: it is not about
+ * the page, and stays open when the address changes.
  */
-export function openDialog({ title, body, kind = "", back = null }) {
+export function openDialog({ title, body, kind = "", back = null, stays = false }) {
   const opener = document.activeElement;
   const id = freshId("dialog");
   return new Promise((resolve) => {
@@ -21,7 +22,7 @@ export function openDialog({ title, body, kind = "", back = null }) {
     };
     const dialog = h(
       "dialog",
-      { class: `dialog ${kind}`, "aria-labelledby": id },
+      { class: `dialog ${kind}`, "aria-labelledby": id, "data-stays": stays },
       h(
         "header",
         { class: "dialog-head" },
@@ -39,6 +40,10 @@ export function openDialog({ title, body, kind = "", back = null }) {
     });
     dialog.addEventListener("close", () => {
       dialog.remove();
+      if (dialog.dataset.left) {
+        resolve(null); // the next page has the focus
+        return;
+      }
       const target = back?.() ?? opener;
       if (target?.isConnected) target.focus();
       else document.getElementById("main").focus();
@@ -51,6 +56,14 @@ export function openDialog({ title, body, kind = "", back = null }) {
   });
 }
 
+/** Close what is open over a page that is left: it must not act on the next one. */
+export function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]:not([data-stays])")) {
+    dialog.dataset.left = "yes";
+    dialog.close();
+  }
+}
+
 /**
  * Ask a question with one button that acts. `act(say)` runs while the dialog is open; a refusal is
  * shown in it, and the dialog stays open. Resolves to the result of `act`, or null.
@@ -61,14 +74,10 @@ export function ask({ title, text, button, danger = false, fields = null, act })
     body(close) {
       const trouble = h("div", { class: "trouble", role: "alert" });
       const progress = h("p", { class: "soft", role: "status" });
-      const go = h(
-        "button",
-        { type: "submit", class: danger ? "danger" : "primary", autofocus: !fields && !danger },
-        button,
-      );
+      const go = h("button", { type: "submit", class: danger ? "danger" : "primary" }, button);
       const cancel = h(
         "button",
-        { type: "button", onclick: () => close(), autofocus: danger && !fields },
+        { type: "button", onclick: () => close(), autofocus: true },
         "Cancel",
       );
       const form = h(
@@ -141,44 +150,4 @@ export async function attempt(act) {
     );
     return null;
   }
-}
-
-/** Ask for a token; no other code does. */
-export function askForToken(refusal) {
-  const input = h("input", {
-    type: "password",
-    id: freshId("token"),
-    autocomplete: "off",
-    autofocus: true,
-    required: true,
-    spellcheck: "false",
-  });
-  return openDialog({
-    title: "Sign in",
-    body(close) {
-      const form = h(
-        "form",
-        { class: "dialog-body" },
-        h("p", null, sentence(refusal?.message) || "This broker requires a token."),
-        h("label", { for: input.id }, "Token"),
-        input,
-        h(
-          "p",
-          { class: "soft" },
-          "An access token or JWT with the role viewer, operator or admin. It is stored in " +
-            "this tab only, until you close it.",
-        ),
-        h(
-          "div",
-          { class: "dialog-foot" },
-          h("button", { type: "submit", class: "primary" }, "Sign in"),
-        ),
-      );
-      form.addEventListener("submit", (event) => {
-        event.preventDefault();
-        close(input.value.trim());
-      });
-      return form;
-    },
-  });
 }

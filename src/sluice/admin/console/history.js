@@ -1,7 +1,7 @@
 // Samples of the live stream for charts: the last five minutes of each queue and of the node, one
-// per second. All series share one ring of times, so a queue costs only its numbers. The broker
-// stores no history: a chart begins when the console opens. A rate needs two samples; the first
-// rate, which the broker reports as 0, is not drawn.
+// per second. All series share one ring of times, so a queue costs only its numbers. Times are
+// those of the broker's clock: two samples that arrive together are still a second apart. A rate
+// needs two samples; the first rate, which the broker reports as 0, is not drawn.
 
 export const SAMPLES = 300;
 const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
@@ -23,12 +23,27 @@ export class History {
     this.queues = new Map();
     this.whole = new Series([...FIELDS, "publishes_in", "publishes_out"]);
     this.counters = null;
+    this.node = "";
+    this.arrivedAt = 0;
   }
 
-  /** Add one event of the stream. */
-  add(node, queues, now = Date.now()) {
-    this.at = (this.at + 1) % SAMPLES;
-    this.ticks += 1;
+  /** The time now by the broker's clock, which may differ from the browser's. */
+  now() {
+    if (this.at < 0) return Date.now();
+    return this.times[this.at] + Math.max(0, Date.now() - this.arrivedAt);
+  }
+
+  /** Add one event of the stream; after a reconnect the broker may send the same sample again. */
+  add(node, queues, now = Date.parse(node.now)) {
+    const last = this.at < 0 ? -Infinity : this.times[this.at];
+    if (now < last || node.name !== this.node) this.counters = null;
+    if (now < last) this.times.fill(NaN); // the clock was set back, or another node answers
+    this.node = node.name;
+    this.arrivedAt = Date.now();
+    if (now !== last) {
+      this.at = (this.at + 1) % SAMPLES;
+      this.ticks += 1;
+    }
     this.times[this.at] = now;
     const sums = { depth: 0, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
     for (const queue of queues) {
@@ -55,6 +70,7 @@ export class History {
   /** Turn counters of the node into rates; a counter that fell means a restart, and no rate. */
   #flow(node, now) {
     const before = this.counters;
+    if (before?.now === now) return {};
     this.counters = { now, received: node.publishes_received, sent: node.publishes_sent };
     const seconds = before ? (now - before.now) / 1000 : 0;
     if (seconds <= 0 || seconds > 5 || node.publishes_received < before.received)

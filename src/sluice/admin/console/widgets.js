@@ -1,5 +1,6 @@
 // Small parts that pages share: times, tags, commands to copy, page headings, empty states.
 
+import { complete } from "./commands.js";
 import { h, setText } from "./dom.js";
 import { ago, localTime, sentence, span, timeOf, utcTime } from "./format.js";
 
@@ -38,8 +39,9 @@ export function stateTag(state) {
   return tag(state, TONES[state] ?? "");
 }
 
-/** A command with a button that copies it. */
-export function command(text) {
+/** A command line with a button that copies it. */
+export function command(line) {
+  const text = complete(line);
   const button = h("button", { type: "button", class: "copy", "aria-label": "Copy" }, "Copy");
   button.addEventListener("click", async () => {
     try {
@@ -53,14 +55,17 @@ export function command(text) {
   return h("div", { class: "command" }, h("pre", { tabindex: 0 }, h("code", null, text)), button);
 }
 
+const COMMAND = /^(sluice|mosquitto_(pub|sub)|curl) /;
+
 /**
- * Advice of the server: a command to copy, or a sentence. Commands are in backticks or begin with a
- * program.
+ * Advice of the server, by lines: a command to copy, or a sentence with commands in backticks.
  */
 export function advice(text) {
   if (!text) return null;
-  if (/^(sluice|mosquitto_(pub|sub)|curl) /.test(text)) return command(text);
-  return h("p", { class: "advice" }, prose(text));
+  return text
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => (COMMAND.test(line) ? command(line) : h("p", { class: "advice" }, prose(line))));
 }
 
 const MARKED = /(`[^`]+`|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/;
@@ -70,7 +75,11 @@ export function prose(text) {
   return sentence(text)
     .split(MARKED)
     .map((part, nth) =>
-      nth % 2 === 0 ? part : part.startsWith("`") ? h("code", null, part.slice(1, -1)) : time(part),
+      nth % 2 === 0
+        ? part
+        : part.startsWith("`")
+          ? h("code", null, complete(part.slice(1, -1)))
+          : time(part),
     );
 }
 

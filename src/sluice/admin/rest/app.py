@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -98,6 +98,7 @@ def make_app(
     store_fault: Callable[[], SluiceError | None] = lambda: None,
     watermark: MemoryWatermark | None = None,
     bulk_resources: BulkResources | None = None,
+    listeners: Callable[[], Mapping[str, str]] = dict,
     directory: Directory | None = None,
     peer_tls: ssl.SSLContext | None = None,
 ) -> RestApi:
@@ -121,6 +122,7 @@ def make_app(
     app.state.store_fault = store_fault
     app.state.watermark = watermark if watermark is not None else MemoryWatermark(0)
     app.state.live = LiveFeed(bridge)
+    app.state.listeners = listeners
     app.state.directory = directory
     app.state.bulk = bulk_resources if bulk_resources is not None else BulkResources()
     errors.install_error_handlers(app)

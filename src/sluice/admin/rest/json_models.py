@@ -119,5 +119,14 @@ class Purged(BaseModel):
     purged: int
 
 
+class Listeners(BaseModel):
+    """Addresses of the open MQTT listeners; empty: closed."""
+
+    mqtt: str = Field(default="", description="HOST:PORT of MQTT over TCP")
+    mqtts: str = Field(default="", description="Over TLS")
+    ws: str = Field(default="", description="Over WebSocket")
+    wss: str = Field(default="", description="Over WebSocket with TLS")
+
+
 class Found(BaseModel):
     queues: list[str] = Field(description="Queues that know the message")

@@ -37,7 +37,7 @@ export async function retryDeadLetter(name, deadLetter, toAll = false) {
   const whom = toAll || !group ? "all groups" : `group ${group}`;
   notice(`${id} is back in ${name} for ${whom}.`, {
     href: to.message(name, id),
-    link: "Its trace",
+    link: "Message details",
   });
   return true;
 }
@@ -123,7 +123,7 @@ function bodyOf(app, name, deadLetter, history, close) {
       "columns",
     ),
     payloadView(deadLetter),
-    h("h3", null, "Its history"),
+    h("h3", null, "History"),
     history,
     h(
       "p",
@@ -131,13 +131,13 @@ function bodyOf(app, name, deadLetter, history, close) {
       h(
         "a",
         { href: to.message(name, originalId(deadLetter)), onclick: () => close() },
-        "The trace of this message",
+        "Message details",
       ),
     ),
     h(
       "details",
       null,
-      h("summary", null, "As it is stored"),
+      h("summary", null, "Raw message"),
       messageFacts(deadLetter),
       propertyTables(deadLetter),
     ),

@@ -2,14 +2,18 @@
 
 import { PartitionBars, StateBar } from "../bars.js";
 import { Chart } from "../charts.js";
+import { mosquitto } from "../commands.js";
 import { Keyed, h, setText } from "../dom.js";
-import { bytes, count, rate } from "../format.js";
+import { bytes, count, rate, short } from "../format.js";
 import { command, empty } from "../widgets.js";
 import { DoctorCard } from "./doctor.js";
 import { GroupCard } from "./groups.js";
 
+const depthOf = (depth, stats) =>
+  stats.max_depth ? `${count(depth)} / ${short(stats.max_depth)}` : count(depth);
+
 const FIGURES = [
-  ["depth", "Depth", count, "Stored messages"],
+  ["depth", "Depth", depthOf, "Stored messages, and how many the queue accepts"],
   ["enqueue_rate", "In/s", rate, "Enqueued per second"],
   ["deliver_rate", "Delivered/s", rate, "Deliveries per second, repeated ones included"],
   ["ack_rate", "Acked/s", rate, "Acknowledged per second"],
@@ -112,8 +116,8 @@ export function figuresTab(page) {
       const stats = app.queues.get(name);
       if (stats) showFigures(stats);
       const of = (field) => app.history.of(name, field);
-      depth.update([of("depth")]);
-      flow.update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")]);
+      depth.update([of("depth")], app.history.now());
+      flow.update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")], app.history.now());
     },
     refresh: () => doctor.load(),
     destroy() {
@@ -124,8 +128,7 @@ export function figuresTab(page) {
   };
 
   function showFigures(stats) {
-    for (const [key, , show] of FIGURES) setText(values[key], show(stats[key]));
-    values.dlq_depth.classList.toggle("is-bad", stats.dlq_depth > 0);
+    for (const [key, , show] of FIGURES) setText(values[key], show(stats[key], stats));
     values.retrying.classList.toggle("is-warn", stats.retrying > 0);
     values.active_consumers.classList.toggle(
       "is-warn",
@@ -153,6 +156,6 @@ function noGroups(name) {
       "Its messages are stored for the first group. A group is created by its first " +
         "subscriber; the part of the client id before the last hyphen names it:",
     ),
-    command(`mosquitto_sub -q 1 -i worker-1 -t '$queue/${name.replaceAll("'", "'\\''")}'`),
+    command(mosquitto("sub", `$queue/${name}`, "-i", "worker-1")),
   );
 }

@@ -1,6 +1,7 @@
 // The queues that know a message, by its id. A single one redirects to the trace there.
 
 import { api } from "../api.js";
+import { quoted } from "../commands.js";
 import { h, replace } from "../dom.js";
 import { to } from "../router.js";
 import { command, empty, failed, loading, pageHead } from "../widgets.js";
@@ -55,9 +56,4 @@ function unknown(id) {
     h("p", null, "The same question on the command line:"),
     command(`sluice explain ${quoted(id)}`),
   );
-}
-
-/** Quote a word for a shell. */
-function quoted(word) {
-  return /^[\w./:@-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

@@ -83,7 +83,7 @@ function summaryOf(trace, name) {
   ];
   return [
     h("p", { class: "summary" }, prose(trace.summary)),
-    deadLetters.length ? h("p", null, "Its dead letters: ", deadLetters.map(link)) : null,
+    deadLetters.length ? h("p", null, "Dead letters: ", deadLetters.map(link)) : null,
   ];
 }
 

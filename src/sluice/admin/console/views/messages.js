@@ -1,6 +1,7 @@
 // The messages of a queue, oldest first; showing them takes nothing. One message opens in a drawer.
 
 import { api, listOf } from "../api.js";
+import { mosquitto } from "../commands.js";
 import { openDialog } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import { bytes, count } from "../format.js";
@@ -16,8 +17,8 @@ export function messagesTab(page) {
   const place = h("div", null, loading("messages"));
   const group = h(
     "select",
-    { "aria-label": "State in group", onchange: () => load() },
-    h("option", { value: "" }, "State in the queue"),
+    { "aria-label": "Group", onchange: () => load() },
+    h("option", { value: "" }, "All groups"),
   );
   const partition = h("input", {
     type: "text",
@@ -133,13 +134,9 @@ export function messagesTab(page) {
       const chosen = group.value;
       replace(
         group,
-        h("option", { value: "" }, "State in the queue"),
+        h("option", { value: "" }, "All groups"),
         groups.map((one) =>
-          h(
-            "option",
-            { value: one.name, selected: one.name === chosen },
-            `State in group ${one.name}`,
-          ),
+          h("option", { value: one.name, selected: one.name === chosen }, `Group ${one.name}`),
         ),
       );
     },
@@ -167,7 +164,7 @@ async function openMessage(name, listed) {
           h(
             "a",
             { href: to.message(name, message.message_id), onclick: () => close() },
-            "The trace of this message",
+            "Message details",
           ),
         ),
         payloadView(message),
@@ -188,6 +185,6 @@ function nothing(name, where) {
       "Everything in it has been settled, or nothing was published yet. Publish with any " +
         "MQTT client, or with the button above:",
     ),
-    command(`mosquitto_pub -q 1 -t '$queue/${name.replaceAll("'", "'\\''")}' -m hello`),
+    command(mosquitto("pub", `$queue/${name}`, "-m", "hello")),
   );
 }

@@ -110,7 +110,7 @@ function card(node) {
         ["Started", time(node.started_at)],
         ["Up for", started ? span((now.getTime() - started.getTime()) / 1000) : "\u2013"],
         [
-          "Its clock",
+          "Clock",
           Math.abs(skew) < 2
             ? "agrees with this browser"
             : `${span(Math.abs(skew))} ${skew > 0 ? "ahead of" : "behind"} this browser`,

@@ -3,12 +3,11 @@
 
 import { createQueue } from "../actions.js";
 import { Chart } from "../charts.js";
+import { mosquitto } from "../commands.js";
 import { h, replace, setText } from "../dom.js";
 import { bytes, count, rate, span, timeOf } from "../format.js";
-import { command, empty, loading, pageHead } from "../widgets.js";
+import { command, loading, pageHead } from "../widgets.js";
 import { QueueTable } from "./queue_table.js";
-
-const first = `mosquitto_pub -q 1 -t '$queue/tasks' -m 'resize cat.png'`;
 
 export function overviewPage(app) {
   const charts = [
@@ -63,7 +62,7 @@ export function overviewPage(app) {
     fact("Up for", "up"),
     fact("Connections", "connections", "Clients connected now"),
     fact("Sessions", "sessions", "Of connected and of disconnected clients"),
-    fact("In queues", "messages", "Messages stored in all queues"),
+    fact("Messages", "messages", "Messages stored in all queues"),
     fact("Size", "bytes", "Bytes stored in all queues"),
     fact("Consumers", "consumers"),
     fact("Dead letters", "deadLetters"),
@@ -103,7 +102,6 @@ export function overviewPage(app) {
       .filter((queue) => queue.is_dead_letters)
       .reduce((total, queue) => total + queue.depth, 0);
     setText(values.deadLetters, count(deadLetters));
-    values.deadLetters.classList.toggle("is-bad", deadLetters > 0);
   }
 
   return {
@@ -112,13 +110,13 @@ export function overviewPage(app) {
     tick() {
       showFacts();
       const of = (field) => app.history.of(null, field);
-      charts[0].update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")]);
-      charts[1].update([of("depth")]);
-      charts[2].update([of("publishes_in"), of("publishes_out")]);
+      charts[0].update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")], app.history.now());
+      charts[1].update([of("depth")], app.history.now());
+      charts[2].update([of("publishes_in"), of("publishes_out")], app.history.now());
       const kind = app.queues.size ? "table" : "empty";
       if (kind !== shown) {
         shown = kind;
-        replace(place, kind === "table" ? table.element : teach());
+        replace(place, kind === "table" ? table.element : teach(app));
       }
       if (kind === "table") table.update();
     },
@@ -128,23 +126,39 @@ export function overviewPage(app) {
   };
 }
 
-function teach() {
-  return empty(
-    "No queues yet",
-    h(
-      "p",
-      null,
-      "A queue is created by its first message or its first consumer. Any MQTT client will " +
-        "do; publish one now and watch it appear here:",
+/** The next steps on a broker without queues; and how to add users where none exist. */
+function teach(app) {
+  const step = (title, text, ...lines) =>
+    h("li", null, h("h3", null, title), h("p", { class: "soft" }, text), lines.map(command));
+  const steps = [
+    step(
+      "Publish a message",
+      "Any MQTT client will do. The first message creates the queue with the settings of the " +
+        "matching template; it appears here at once.",
+      mosquitto("pub", "$queue/tasks", "-m", "'resize cat.png'"),
     ),
-    command(first),
-    h("p", null, "Then take it, as a worker would:"),
-    command(`mosquitto_sub -q 1 -i worker-1 -t '$queue/tasks' -C 1`),
-    h(
-      "p",
-      { class: "soft" },
-      "Partitions, retries and limits come from the matching template, or are set on the " +
-        "queue's page.",
+    step(
+      "Consume it",
+      "A subscription joins a consumer group. The broker delivers, waits for the " +
+        "acknowledgement, and retries what fails.",
+      mosquitto("sub", "$queue/tasks", "-i", "worker-1", "-C", "1"),
     ),
+  ];
+  if (app.who?.anonymous)
+    steps.push(
+      step(
+        "Add a user",
+        "This broker accepts every client on this machine. Before other machines may connect, " +
+          "create a user, and start the broker again with the file and the options that it has " +
+          "now. The console then asks for the user name and the password.",
+        "sluice user add admin --role admin --file users.toml",
+        "SLUICE_AUTH__USERS=users.toml sluice serve",
+      ),
+    );
+  return h(
+    "section",
+    { class: "empty", "aria-label": "First steps" },
+    h("h2", null, "No queues yet: the next steps"),
+    h("ol", { class: "steps" }, steps),
   );
 }

@@ -1,6 +1,8 @@
-// Exclusive queues: their owners and how far each has read; and the values of one owner.
+// Last-value (exclusive) queues: their owners and how far each has read; and the values of one
+// owner.
 
 import { api, listOf } from "../api.js";
+import { mosquitto, quoted } from "../commands.js";
 import { ask, notice, openDialog } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import { bytes, count, plural } from "../format.js";
@@ -52,15 +54,15 @@ export function ownersPage() {
   }
 
   return {
-    title: "Exclusive queues",
-    element: h("div", { class: "page" }, pageHead("Exclusive queues"), form, place),
+    title: "Last-value queues",
+    element: h("div", { class: "page" }, pageHead("Last-value queues"), form, place),
     destroy: page.end,
   };
 }
 
 function ownerTable(found) {
   return table(
-    "Owners of exclusive queues",
+    "Owners of last-value queues",
     [
       { label: "Owner" },
       { label: "" },
@@ -100,9 +102,9 @@ function whereabouts(owner) {
 function noOwners(prefix) {
   if (prefix) return empty("No owner matches", h("p", null, "Try another prefix."));
   return empty(
-    "No client owns an exclusive queue",
+    "No client owns a last-value queue",
     h("p", null, "The first value creates one. Write it with any MQTT client:"),
-    command("mosquitto_pub -q 1 -t '$ECQ/w/car-1/speed' -m 80"),
+    command(mosquitto("pub", "$ECQ/w/car-1/speed", "-m", "80")),
   );
 }
 
@@ -147,7 +149,7 @@ export function ownerPage(app, { client }) {
       "div",
       { class: "page" },
       pageHead(client, {
-        trail: [["Exclusive queues", to.owners()]],
+        trail: [["Last-value queues", to.owners()]],
         actions: [purge],
       }),
       head,
@@ -190,11 +192,6 @@ function rest(owner, values) {
     ),
     command(`sluice ecq peek ${quoted(owner.client)} --start ${next} --limit 1000`),
   );
-}
-
-/** Quote a word for a shell. */
-function quoted(text) {
-  return /^[\w.:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 function valueTable(client, values) {

@@ -2,6 +2,7 @@
 
 import { deleteQueue, publishMessage, purgeQueue } from "../actions.js";
 import { api } from "../api.js";
+import { mosquitto } from "../commands.js";
 import { h, replace, setAttribute, setText } from "../dom.js";
 import { count } from "../format.js";
 import { to } from "../router.js";
@@ -161,7 +162,7 @@ function missing(name) {
   return empty(
     "There is no queue of this name",
     h("p", null, "Its first message or consumer creates it:"),
-    command(`mosquitto_pub -q 1 -t '$queue/${name.replaceAll("'", "'\\''")}' -m hello`),
+    command(mosquitto("pub", `$queue/${name}`, "-m", "hello")),
     h("p", null, h("a", { href: to.overview() }, "All queues")),
   );
 }

@@ -204,7 +204,7 @@ export class QueueTable {
       names.map((name) => this.app.queues.get(name)),
       (queue) => queue.name,
     );
-    const now = Date.now();
+    const now = this.app.history.now();
     for (const [name, row] of this.rows.parts)
       row.spark.update(this.app.history.of(name, "depth", Spark.samples), now);
     this.none.hidden = there.length > 0;
@@ -265,7 +265,7 @@ class Row {
     setAttribute(
       this.depth,
       "title",
-      full
+      queue.max_depth > 0
         ? `${Math.floor((100 * queue.depth) / queue.max_depth)} % of its limit of ` +
             `${count(queue.max_depth)}`
         : null,

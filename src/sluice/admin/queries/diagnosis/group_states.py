@@ -198,5 +198,5 @@ def _dead_state(
         f" {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and is in "
         f"{location[0].queue.name}"
     )
-    do = f"Fix the cause, then {phrases.retry_dead_letter_command(queue.name, dead_letter_id)}"
+    do = f"Fix the cause, then `{phrases.retry_dead_letter_command(queue.name, dead_letter_id)}`"
     return GroupState(group, "dead", "", attempts, attempts, 0.0, 0.0, why, do)

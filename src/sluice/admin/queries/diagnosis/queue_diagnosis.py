@@ -236,8 +236,8 @@ async def _diagnose_dead_letters(facade: BrokerFacade, queue: Queue, group: str)
         f"{prefix}{phrases.count_messages(count, 'was', 'were')} dead-lettered ({reason_counts});"
         f" the last one at {last.get('dead-at', '')}"
         + (f" with description: {description}" if description else ""),
-        f"{phrases.list_dead_letters_command(queue.name)}  then "
-        f" {phrases.retry_dead_letters_command(queue.name)}",
+        f"{phrases.list_dead_letters_command(queue.name)}\n"
+        f"{phrases.retry_dead_letters_command(queue.name)}",
     )
 
 

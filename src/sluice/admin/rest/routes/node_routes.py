@@ -22,7 +22,7 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import STATUS_MEANINGS, Refusal, Stopping, error_responses
-from sluice.admin.rest.json_models import json_type
+from sluice.admin.rest.json_models import Listeners, json_type
 from sluice.admin.service import AdminService
 from sluice.errors import MemoryFull, SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
@@ -100,6 +100,12 @@ async def confirm_loss(request: Request, cell: Annotated[int, Path(ge=0, le=6553
         },
     )
     return render(model.Loss, view)
+
+
+@router.get("/api/v1/listeners", response_model=Listeners, responses=error_responses())
+async def list_listeners(request: Request) -> Listeners:
+    """The addresses where this server accepts MQTT clients."""
+    return Listeners(**request.app.state.listeners())
 
 
 @router.get("/api/v1/whoami", response_model=json_type(model.Caller), responses=error_responses())
