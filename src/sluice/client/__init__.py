@@ -9,6 +9,7 @@ from sluice.client.errors import (
     ConnectionLost,
     ConnectRefused,
     PublishRefused,
+    QueueConfigRefused,
     Refusal,
     ServerDisconnected,
     SubscribeRefused,
@@ -19,6 +20,7 @@ from sluice.client.errors import (
 from sluice.client.message import Message
 from sluice.client.net.confirm import Confirm
 from sluice.client.options import Will
+from sluice.client.outcomes import Reject, Retry
 from sluice.client.payload_codecs import UnreadablePayload
 from sluice.client.protocol.client_protocol import Connected
 from sluice.client.protocol.pending import PublishResult
@@ -26,9 +28,18 @@ from sluice.client.protocol.server_info import ServerInfo
 from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.publisher import OutgoingMessage, PartialFailure, Publisher
-from sluice.client.queues.requester import RequestTimeout
+from sluice.client.queues.replies import ResponseInfo, response_info
+from sluice.client.queues.requester import RequestFailed, RequestTimeout
 from sluice.client.topics.dead_letter_envelope import DeadLetter, read_dead_letter
-from sluice.client.topics.topic_consumer import ConsumerFactory, Subscription, TopicConsumer
+from sluice.client.topics.handler_loop import UnacceptableLimitReached
+from sluice.client.topics.replay import ReplayResult, replay_dead_letters
+from sluice.client.topics.subscription import (
+    Subscription,
+    SupportsDeadLetters,
+    SupportsInvalidMessages,
+    TopicSubscription,
+)
+from sluice.client.topics.topic_consumer import ConsumerFactory, TopicConsumer
 from sluice.wire.properties import Properties
 
 __all__ = [
@@ -51,18 +62,30 @@ __all__ = [
     "Properties",
     "PublishRefused",
     "PublishResult",
+    "QueueConfigRefused",
     "Publisher",
     "Refusal",
+    "Reject",
+    "ReplayResult",
+    "RequestFailed",
     "RequestTimeout",
+    "ResponseInfo",
+    "Retry",
     "ServerDisconnected",
     "ServerInfo",
     "SubscribeRefused",
     "Subscription",
+    "SupportsDeadLetters",
+    "SupportsInvalidMessages",
     "TooManyUnconfirmed",
     "TopicConsumer",
+    "TopicSubscription",
+    "UnacceptableLimitReached",
     "UnreadablePayload",
     "UnsubscribeRefused",
     "Unsupported",
     "Will",
     "read_dead_letter",
+    "replay_dead_letters",
+    "response_info",
 ]

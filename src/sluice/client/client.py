@@ -20,6 +20,7 @@ from sluice.client.errors import (
     ClientClosed,
     ClientError,
     PublishRefused,
+    QueueConfigRefused,
     TooManyUnconfirmed,
     Unsupported,
 )
@@ -384,17 +385,22 @@ class Client:
         """Create `queue` or update its configuration (`retry_policy={"max_retries": 3}`).
 
         Return True if the queue was created. Settings that are not named keep their values, or get
-        those of the server's templates.
+        those of the server's templates. Raise `QueueConfigRefused` if a setting is not valid.
         """
         name = queue.removeprefix(QUEUE_PREFIX)
         try:
-            await self.publish(f"$admin/queue/{name}/config", json.dumps(config), qos=1)
-            return False
+            try:
+                await self.publish(f"$admin/queue/{name}/config", json.dumps(config), qos=1)
+                return False
+            except PublishRefused as refusal:
+                if refusal.reason != TOPIC_NAME_INVALID:
+                    raise
+            await self.publish("$admin/queue/create", json.dumps({"name": name, **config}), qos=1)
+            return True
         except PublishRefused as refusal:
-            if refusal.reason != TOPIC_NAME_INVALID:
-                raise
-        await self.publish("$admin/queue/create", json.dumps({"name": name, **config}), qos=1)
-        return True
+            raise QueueConfigRefused(
+                refusal.reason, refusal.reason_string, refusal.properties, repr(name)
+            ) from None
 
     def publisher(self, queue: str) -> Publisher:
         """Return a publisher for `queue` (`tasks` or `$queue/tasks`).
@@ -431,7 +437,8 @@ class Client:
     ) -> Message:
         """Publish a request to `topic` (`$queue/...` or any other) and return the reply.
 
-        Raise `RequestTimeout` if no reply arrives in time. Cancelling abandons the request.
+        Raise `RequestFailed` if the responder answers with an error, and `RequestTimeout` if no
+        reply arrives in time. Cancelling abandons the request.
         """
         if self._requester is None:
             self._requester = Requester(self)
@@ -478,6 +485,10 @@ class Client:
         """Acknowledge the packet of a message."""
         if message.qos:
             self._protocol.inbound.acknowledge(message, 0, None)
+
+    def requeue(self, message: Message) -> None:
+        """Put a message that is not acknowledged behind those that wait for the application."""
+        self._buffer.put(message)
 
     def attach_replier(self, message: Message) -> None:
         """Allow replies to a message, before the application gets it."""

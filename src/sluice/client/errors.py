@@ -1,7 +1,7 @@
 """Errors of the client library. Each states what happened and a remedy.
 
-A refusal carries the reason code of MQTT 5.0 (3.1.1 return codes are translated) and the server's
-reason string, if there is one.
+A refusal says what was refused and why, in the words of the server's reason string if it sent one;
+the reason code of MQTT 5.0 (3.1.1 return codes are translated) follows in parentheses.
 """
 
 from __future__ import annotations
@@ -56,9 +56,16 @@ _ADVICE: Final[dict[int, str]] = {
 }
 
 
-def _reason_text(reason: int, reason_string: str | None) -> str:
-    name = f"{reasons.get_reason_name(reason)} (0x{reason:02x})"
-    return f"{name}: {reason_string}" if reason_string else name
+def _split_reason(reason: int, reason_string: str | None) -> tuple[str, str]:
+    """Return why the server refused, and its remedy or ours.
+
+    Sluice writes reason strings as "cause. Remedy"; the text of other servers is one sentence.
+    """
+    name = reasons.get_reason_name(reason)
+    if not reason_string:
+        return f"{name} (0x{reason:02x})", _ADVICE.get(reason, "")
+    cause, _, remedy = reason_string.partition(". ")
+    return f"{cause.removesuffix('.')} ({name}, 0x{reason:02x})", remedy or _ADVICE.get(reason, "")
 
 
 class ClientError(SluiceError):
@@ -91,7 +98,7 @@ class ConnectFailed(ClientError):
 class Refusal(ClientError):
     """The server refused the request."""
 
-    doing = "the request"
+    refused = "the request"
 
     def __init__(
         self,
@@ -100,11 +107,9 @@ class Refusal(ClientError):
         properties: Properties | None = None,
         about: str = "",
     ) -> None:
-        target = f"{self.doing} {about}" if about else self.doing
-        super().__init__(
-            f"the server refused {target}: {_reason_text(reason, reason_string)}",
-            _ADVICE.get(reason, ""),
-        )
+        target = f"{self.refused} {about}" if about else self.refused
+        cause, remedy = _split_reason(reason, reason_string)
+        super().__init__(f"the server refused {target}: {cause}", remedy)
         self.reason = reason
         self.reason_string = reason_string
         self.properties = properties
@@ -113,19 +118,25 @@ class Refusal(ClientError):
 class ConnectRefused(Refusal):
     """A CONNACK with a failure code. `properties.server_reference` may name another server."""
 
-    doing = "the connection"
+    refused = "the connection"
 
 
 class PublishRefused(Refusal):
     """A PUBACK or PUBREC with a failure code: the server did not accept the message."""
 
-    doing = "the publish"
+    refused = "the message"
+
+
+class QueueConfigRefused(PublishRefused):
+    """The server did not accept the configuration of `declare_queue`."""
+
+    refused = "the configuration of queue"
 
 
 class SubscribeRefused(Refusal):
     """A SUBACK with a failure code. `reasons` has one entry per filter, in the requested order."""
 
-    doing = "to subscribe"
+    refused = "the subscription"
 
     def __init__(
         self,
@@ -142,7 +153,7 @@ class SubscribeRefused(Refusal):
 class UnsubscribeRefused(SubscribeRefused):
     """An UNSUBACK with a failure code."""
 
-    doing = "to unsubscribe"
+    refused = "to unsubscribe"
 
 
 class ConnectionLost(ClientError):
@@ -165,11 +176,8 @@ class ServerDisconnected(ConnectionLost):
 
     def __init__(self, reason: int, properties: Properties | None) -> None:
         reason_string = properties.reason_string if properties is not None else None
-        super().__init__(
-            f"the server ended the connection: {_reason_text(reason, reason_string)}",
-            _ADVICE.get(reason, ""),
-            reason,
-        )
+        cause, remedy = _split_reason(reason, reason_string)
+        super().__init__(f"the server ended the connection: {cause}", remedy, reason)
         self.reason_string = reason_string
         self.properties = properties
 

@@ -97,5 +97,12 @@ class Message:
         assert self.replier is not None, "the application has not received this message"
         await self.replier.reply(self, payload, **options)
 
+    async def reply_error(self, error: BaseException | str) -> None:
+        """Reply that the request failed: `client.request` raises `RequestFailed` with the text."""
+        from sluice.client.queues.replies import error_reply  # which imports this module
+
+        payload, headers = error_reply(error)
+        await self.reply(payload, headers=headers)
+
     def __repr__(self) -> str:
         return f"Message({self.topic!r}, {len(self.payload)} bytes, qos={self.qos})"

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from sluice.client.errors import ClientError
+from sluice.client.errors import ClientError, Unsupported
+from sluice.units import parse_duration
 
 JSON: Final = "application/json"
 
@@ -109,6 +110,14 @@ def _one_line(fault: Exception) -> str:
     )
 
 
-def duration_text(value: float | str) -> str:
-    """Return a duration as the broker reads it."""
-    return value if isinstance(value, str) else f"{round(value * 1000)}ms"
+def duration_text(name: str, value: float | str) -> str:
+    """Return a duration as the broker reads it. Raise `Unsupported` with the option's name."""
+    try:
+        if isinstance(value, str):
+            parse_duration(value)
+            return value
+        if value >= 0:
+            return f"{round(value * 1000)}ms"
+    except ValueError:
+        pass
+    raise Unsupported(f"{name} is {value!r}", "Use seconds from 0, or text such as 500ms, 5m or 2h")

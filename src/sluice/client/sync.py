@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from sluice.client.client import Client as _Client
 from sluice.client.errors import ClientError
@@ -26,18 +26,21 @@ from sluice.client.options import Options
 from sluice.client.protocol.server_info import ServerInfo
 from sluice.client.queues.consumer import Consumer as _Consumer
 from sluice.client.queues.delivery import Delivery as _Delivery
-from sluice.client.queues.delivery import Reason
 from sluice.client.queues.publisher import Publisher as _Publisher
 from sluice.client.queues.replies import ReplyOptions
+from sluice.client.rejection_reasons import Reason
 from sluice.client.topics.rejections import Rejections
+from sluice.client.topics.replay import ReplayResult
+from sluice.client.topics.replay import replay_dead_letters as _replay_dead_letters
+from sluice.client.topics.subscription import Subscription, TopicSubscription
 from sluice.client.topics.topic_consumer import ConsumerFactory as _ConsumerFactory
-from sluice.client.topics.topic_consumer import Subscription
 from sluice.client.topics.topic_consumer import TopicConsumer as _TopicConsumer
 from sluice.wire.properties import Properties
 
 A = TypeVar("A")  # the wrapped async class
 B = TypeVar("B")
 R = TypeVar("R")
+T = TypeVar("T")
 P = ParamSpec("P")
 
 
@@ -127,6 +130,7 @@ class Message(SyncWrapper[_Message]):
 
     ack = wrap_coroutine(_Message.ack)
     reply = wrap_coroutine(_Message.reply)
+    reply_error = wrap_coroutine(_Message.reply_error)
 
 
 class Delivery(SyncWrapper[_Delivery]):
@@ -153,6 +157,7 @@ class Delivery(SyncWrapper[_Delivery]):
     release = wrap_coroutine(_Delivery.release)
     extend = wrap_coroutine(_Delivery.extend)
     reply = wrap_coroutine(_Delivery.reply)
+    reply_error = wrap_coroutine(_Delivery.reply_error)
 
 
 class Publisher(SyncWrapper[_Publisher]):
@@ -239,6 +244,8 @@ class Client(SyncWrapper[_Client]):
         """Reply to a message: publish to its response topic, with its correlation data."""
         self._portal.wait(self.inner.reply(message.inner, payload, **options))
 
+    replay_dead_letters = wrap_coroutine(_replay_dead_letters)
+
     def messages(self) -> Iterator[Message]:
         """Yield received messages until the client is closed."""
         messages = self.inner.messages()
@@ -278,8 +285,8 @@ class Client(SyncWrapper[_Client]):
         self.close(drain_seconds=5.0 if error is None else 0.0)
 
 
-class TopicConsumer(SyncWrapper[_TopicConsumer]):
-    subscription = ForwardedAttribute[Subscription]()
+class TopicConsumer(SyncWrapper[_TopicConsumer[T]], Generic[T]):
+    subscription = ForwardedAttribute[Subscription[Any]]()
     rejections = ForwardedAttribute[Rejections]()
 
     def open(self) -> None:
@@ -302,11 +309,25 @@ class TopicConsumer(SyncWrapper[_TopicConsumer]):
     def acknowledge(self, message: Message) -> bool:
         return self._portal.wait(self.inner.acknowledge(message.inner))
 
-    def reject(
-        self, message: Message, reason: Reason = "delivery-error", description: str = ""
-    ) -> bool:
+    def reject(self, message: Message, reason: Reason | None = None, description: str = "") -> bool:
         """Reject a message, as the async form does; always return True."""
         return self._portal.wait(self.inner.reject(message.inner, reason, description))
+
+    def decode(self, message: Message) -> T:
+        """Return the payload as the subscription's type. Raise `UnreadablePayload`."""
+        return self.inner.decode(message.inner)
+
+    def run(self, handler: Callable[[T, Message], None]) -> None:
+        """Call `handler(value, message)` in `performers` threads until `stop`."""
+
+        def call(value: T, message: _Message) -> None:
+            handler(value, Message(message, self._portal))
+
+        self._portal.wait(self.inner.run(call))
+
+    def stop(self) -> None:
+        """End `run` when the handlers that run now have ended. Handlers may call it."""
+        self._portal.run(self.inner.stop)
 
     def __iter__(self) -> Iterator[Message]:
         while (message := self.receive()) is not None:
@@ -341,8 +362,27 @@ class ConsumerFactory:
         made._factory = _ConsumerFactory.from_url(url, **options)
         return made
 
-    def create(self, subscription: Subscription) -> TopicConsumer:
+    @overload
+    def create(self, subscription: Subscription[T]) -> TopicConsumer[T]: ...
+
+    @overload
+    def create(self, subscription: TopicSubscription) -> TopicConsumer[Any]: ...
+
+    def create(self, subscription: TopicSubscription) -> TopicConsumer[Any]:
+        """Return a consumer of a `Subscription`, or of an object that is described like one."""
         return TopicConsumer(self._factory.create(subscription), Portal())
+
+
+def replay_dead_letters(
+    client: Client,
+    topic: str,
+    *,
+    group: str = "replay",
+    idle_seconds: float = 2.0,
+    limit: int | None = None,
+) -> ReplayResult:
+    """Publish dead letters to their original topic, as the async form does."""
+    return client.replay_dead_letters(topic, group=group, idle_seconds=idle_seconds, limit=limit)
 
 
 async def _next_message(messages: Messages) -> _Message:
@@ -357,4 +397,5 @@ __all__ = [
     "Message",
     "Publisher",
     "TopicConsumer",
+    "replay_dead_letters",
 ]

@@ -1,6 +1,6 @@
 """Workers: functions that process the jobs of a queue. `sluice worker module:app` runs them."""
 
-from sluice.worker.exceptions import Reject, Retry
+from sluice.client import Reject, Retry
 from sluice.worker.idempotency import (
     DeduplicationStore,
     MemoryDeduplication,

@@ -11,12 +11,12 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from sluice.client import Client, Delivery, UnreadablePayload
+from sluice.client import Client, Delivery, Reject, Retry, UnreadablePayload
 from sluice.client.errors import ClientError
+from sluice.client.outcomes import describe
 from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.replies import response_topic_of
+from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, response_topic_of
 from sluice.worker.adaptive_prefetch import AdaptivePrefetch, CallLater
-from sluice.worker.exceptions import Reject, Retry, describe
 from sluice.worker.task import Task
 from sluice.worker.thread_pool import HandlerThreadPool
 
@@ -187,40 +187,56 @@ class TaskExecutor:
         return await self._thread_pool.run(self.task.function, arguments)
 
     async def _on_failed(self, delivery: Delivery, error: BaseException) -> None:
-        """Settle a failed job and log it, with the trace if the error is unexpected."""
-        name = self.task.name
-        description = describe(error)
+        """Settle a failed job and log it, with the trace if the error is unexpected.
+
+        The caller of a request gets the error as its response.
+        """
+        subject = (self.task.name, delivery.id, delivery.attempt, describe(error))
+        description = subject[3]
         if isinstance(error, UnreadablePayload):
-            log.error(
-                "%s cannot read %s, attempt %d: %s",
-                name,
-                delivery.id,
-                delivery.attempt,
-                description,
-            )
+            log.error("%s cannot read %s, attempt %d: %s", *subject)
+            await self._reply_error(delivery, error)
             await delivery.reject("unacceptable", description)
         elif isinstance(error, (Reject, *self.task.options.reject)):
-            log.error(
-                "%s rejects %s, attempt %d: %s", name, delivery.id, delivery.attempt, description
-            )
+            log.error("%s rejects %s, attempt %d: %s", *subject)
+            await self._reply_error(delivery, error)
             await delivery.reject(
                 error.reason if isinstance(error, Reject) else "delivery-error", description
             )
         elif isinstance(error, Retry):
-            log.warning(
-                "%s requests a retry of %s, attempt %d: %s",
-                name,
-                delivery.id,
-                delivery.attempt,
-                description,
-            )
+            log.warning("%s requests a retry of %s, attempt %d: %s", *subject)
             await delivery.nack(error.delay, description)
+        elif await self._reply_error(delivery, error, is_final=False):
+            log.warning(
+                "%s failed at %s, attempt %d: %s; the caller has the error as its response",
+                *subject, exc_info=error,
+            )  # fmt: skip
+            await delivery.ack()
         else:
             log.warning(
                 "%s failed at %s, attempt %d: %s; it is retried unless this was the last attempt",
-                name, delivery.id, delivery.attempt, description, exc_info=error,
+                *subject, exc_info=error,
             )  # fmt: skip
             await delivery.nack(description=description)
+
+    async def _reply_error(
+        self, delivery: Delivery, error: BaseException, is_final: bool = True
+    ) -> bool:
+        """Reply to a request with its error; return whether the caller has it.
+
+        A response topic that is a reply queue belongs to a caller that waits, so the error is the
+        response and a retry would come too late. Any other response topic gets the result of a job
+        that may still succeed: it gets an error only if there is no further attempt.
+        """
+        topic = response_topic_of(delivery.properties)
+        if topic is None or not (is_final or topic.startswith(REPLY_QUEUE_PREFIX)):
+            return False
+        try:
+            await delivery.reply_error(error)
+        except ClientError as fault:
+            log.warning("the caller of %s does not get its error: %s", delivery.id, fault.what)
+            return False
+        return True
 
     # Deadlines
 

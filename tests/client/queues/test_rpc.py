@@ -16,10 +16,14 @@ from paho.mqtt.properties import Properties as PahoProperties
 from sluice.client import (
     Client,
     ClientClosed,
+    Delivery,
     Message,
+    RequestFailed,
     RequestTimeout,
+    Retry,
     SubscribeRefused,
     Unsupported,
+    response_info,
 )
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
@@ -55,6 +59,112 @@ async def test_request_to_a_plain_topic_is_answered(sluice_broker: VirtualBroker
         await question.reply("noon", headers={"by": "the clock"})
         answer = await asking
         assert answer.payload == b"noon" and ("by", "the clock") in answer.properties.user
+
+
+def make_failing_responder() -> Worker:
+    app = Worker(name="calc")
+
+    @app.task("calc", reject=(KeyError,))
+    async def calc(number: int, delivery: Delivery) -> int:
+        match number:
+            case 0:
+                raise ZeroDivisionError("division by zero")
+            case 1:
+                raise KeyError("one")
+            case 2 if delivery.attempt == 1:
+                raise Retry("not yet", delay=0)
+        return number
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("payload", "error_type", "text"),
+    [
+        ("0", "ZeroDivisionError", "division by zero"),
+        ("1", "KeyError", "'one'"),
+        ("x", "UnreadablePayload", "Invalid JSON"),
+    ],
+    ids=["raised", "rejected", "unreadable"],
+)
+async def test_request_whose_handler_fails_is_answered_with_the_error_at_once(
+    sluice_broker: VirtualBroker, payload: str, error_type: str, text: str
+) -> None:
+    async with (
+        sluice_broker.working(make_failing_responder()),
+        sluice_broker.client() as client,
+    ):
+        with pytest.raises(
+            RequestFailed, match=f"'\\$queue/calc' answered with .*{text}"
+        ) as caught:
+            await client.request("$queue/calc", payload)
+        assert caught.value.error_type == error_type and text in caught.value.text
+        assert dict(caught.value.response.properties.user)["response-error-type"] == error_type
+        await sluice_broker.settle()
+    ledger = sluice_broker.ledger("calc", "calc")
+    assert (ledger.acked, ledger.dead) == ((1, 0) if error_type == "ZeroDivisionError" else (0, 1))
+
+
+async def test_handler_that_asks_for_a_retry_answers_the_request_later(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with (
+        sluice_broker.working(make_failing_responder()),
+        sluice_broker.client() as client,
+    ):
+        assert (await client.request("$queue/calc", "2")).payload == b"2"
+
+
+async def test_job_with_a_response_topic_of_its_own_is_retried_when_it_fails(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.working(make_failing_responder()), sluice_broker.client() as client:
+        await client.subscribe("results", qos=1)
+        await client.publisher("calc").send("0", response_topic="results")
+        await client.publisher("calc").send("1", response_topic="results")
+        answer = await anext(client.messages())
+        assert dict(answer.properties.user)["response-error"] == "'one'"
+        await sluice_broker.settle()
+    assert sluice_broker.ledger("calc", "calc").retrying == 1
+
+
+async def test_any_responder_can_answer_with_an_error(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client, sluice_broker.client() as other:
+        await other.subscribe("time", qos=1)
+        messages = other.messages()
+        for answer in ("reply_error", "headers"):
+            asking = asyncio.create_task(client.request("time"))
+            question = await anext(messages)
+            if answer == "headers":
+                await question.reply("", headers={"response-error": "no clock"})
+            else:
+                await question.reply_error("no clock")
+            with pytest.raises(RequestFailed, match="'time' answered with an error: no clock") as e:
+                await asking
+            assert e.value.error_type == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"response_topic": "r", "correlation_data": b"c"}, ("r", "c")),
+        ({"user": {"response-topic": "r", "correlation-id": "c"}}, ("r", "c")),
+        ({"response_topic": "r", "user": {"response-topic": "s"}}, ("r", None)),
+        ({"correlation_data": b"\xff"}, (None, "\udcff")),
+        ({}, (None, None)),
+    ],
+)
+async def test_response_info_reads_properties_and_user_properties(
+    sluice_broker: VirtualBroker, options: Any, expected: tuple[str | None, str | None]
+) -> None:
+    async with sluice_broker.client() as client:
+        await client.subscribe("t", qos=1)
+        await client.publish("t", qos=1, **options)
+        assert response_info(await anext(client.messages())) == expected
+        await client.publish("$queue/q", qos=1, **options)
+        delivery = await anext(client.consumer("q"))
+        info = response_info(delivery)
+        assert (info.response_topic, info.correlation_id) == expected
 
 
 async def test_request_without_responder_times_out(sluice_broker: VirtualBroker) -> None:

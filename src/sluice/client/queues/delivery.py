@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Literal, Protocol, Unpack
+from typing import Any, Final, Protocol, Unpack
 
 from sluice.client.message import Message
 from sluice.client.payload_codecs import duration_text
-from sluice.client.queues.replies import ReplyOptions
+from sluice.client.queues.replies import ReplyOptions, error_reply
+from sluice.client.rejection_reasons import DELIVERY_ERROR, Reason, normalize_reason
 from sluice.wire.properties import Properties
-
-Reason = Literal["delivery-error", "unacceptable"]
 
 MAX_DESCRIPTION_BYTES: Final = 0x7FFF  # a dead letter stores no more
 
@@ -121,8 +120,13 @@ class Delivery:
     @property
     def headers(self) -> dict[str, str]:
         """Return the publisher's user properties; on a dead letter also its metadata."""
+        return dict(self.user_properties)
+
+    @property
+    def user_properties(self) -> list[tuple[str, str]]:
+        """Return `headers` in their order, with repeated names."""
         user = self.message.properties.user
-        return dict(user[len(BROKER_PROPERTIES) :] if self.token else user)
+        return user[len(BROKER_PROPERTIES) :] if self.token else user
 
     @property
     def properties(self) -> Properties:
@@ -152,19 +156,21 @@ class Delivery:
         self, delay: float | str | None = None, description: str = "", *, confirm: bool = False
     ) -> bool:
         """Report a failure: retry after the backoff, or after `delay` (seconds or "5m"; 0: now)."""
-        extra = [] if delay is None else [("delay", duration_text(delay))]
+        extra = [] if delay is None else [("delay", duration_text("delay", delay))]
         return await self._settler.settle(
             self, "$nack", extra + _description_property(description), confirm
         )
 
     async def reject(
-        self, reason: Reason = "delivery-error", description: str = "", *, confirm: bool = False
+        self, reason: Reason | None = None, description: str = "", *, confirm: bool = False
     ) -> bool:
         """Give the message up: move it to the dead-letter queue.
 
-        With `unacceptable` it moves to the invalid-message channel, if there is one.
+        With `unacceptable` it moves to the invalid-message channel, if there is one. The default
+        is `delivery-error`.
         """
-        extra = [] if reason == "delivery-error" else [("reason", reason)]
+        name = normalize_reason(reason)
+        extra = [] if name == DELIVERY_ERROR else [("reason", name)]
         return await self._settler.settle(
             self, "$reject", extra + _description_property(description), confirm
         )
@@ -183,6 +189,11 @@ class Delivery:
         Return when the server has accepted the reply.
         """
         await self._settler.reply(self.message, payload, options)
+
+    async def reply_error(self, error: BaseException | str) -> None:
+        """Reply that the request failed: `client.request` raises `RequestFailed` with the text."""
+        payload, headers = error_reply(error)
+        await self.reply(payload, headers=headers)
 
     def __repr__(self) -> str:
         return f"Delivery({self.id!r} of {self.queue!r}, {len(self.payload)} bytes)"

@@ -171,9 +171,11 @@ class Publisher:
         if draft.key is not None:
             user.append(("partition-key", draft.key))
         if draft.priority is not None:
+            if not 0 <= draft.priority <= 9:
+                raise Unsupported(f"priority is {draft.priority}", "Use 0 to 9; higher goes first")
             user.append(("priority", str(draft.priority)))
         if draft.delay is not None:
-            user.append(("delay", duration_text(draft.delay)))
+            user.append(("delay", duration_text("delay", draft.delay)))
         if draft.deliver_at is not None:
             user.append(("deliver-at", _time_text(draft.deliver_at)))
         if draft.headers is not None:

@@ -21,13 +21,17 @@ from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
-from sluice.client.queues.replies import correlation_of
+from sluice.client.queues.replies import (
+    REPLY_QUEUE_PREFIX,
+    RESPONSE_ERROR,
+    RESPONSE_ERROR_TYPE,
+    correlation_of,
+)
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:
     from sluice.client.client import Client
 
-RESPONSES_PREFIX: Final = "$queue/responses/"
 _LEVEL: Final = re.compile(r"[^/+#$\0]+")
 
 
@@ -39,6 +43,20 @@ class RequestTimeout(ClientError, TimeoutError):
             f"no answer from {topic!r} within {seconds:g} s",
             "Check that a responder runs, or give a longer timeout",
         )
+
+
+class RequestFailed(ClientError):
+    """The responder answered with an error: `text`, its class name in `error_type`, if known.
+
+    `response` is the message, with the other headers of the responder.
+    """
+
+    def __init__(self, topic: str, text: str, error_type: str, response: Message) -> None:
+        shown = f"{error_type}: {text}" if error_type and text != error_type else text
+        super().__init__(f"{topic!r} answered with an error: {shown}")
+        self.text = text
+        self.error_type = error_type
+        self.response = response
 
 
 class Requester:
@@ -73,7 +91,7 @@ class Requester:
                 "Choose another one",
             )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        response_topic = f"{RESPONSES_PREFIX}{self._reply_path}/{self._count}"
+        response_topic = f"{REPLY_QUEUE_PREFIX}{self._reply_path}/{self._count}"
         self._pending[correlation_data] = answer
         self._by_topic[response_topic] = correlation_data
         try:
@@ -89,13 +107,19 @@ class Requester:
                     client.withdraw(confirm)
                     raise
                 confirm.result()
-                return await answer
+                response = await answer
         except TimeoutError as cause:
             raise RequestTimeout(topic, timeout) from cause
         finally:
             del self._pending[correlation_data]
             del self._by_topic[response_topic]
             _consume_exception(answer)
+        answered = dict(response.properties.user)
+        text = answered.get(RESPONSE_ERROR)
+        if text is not None:
+            error_type = answered.get(RESPONSE_ERROR_TYPE, "")
+            raise RequestFailed(topic, text, error_type, response)
+        return response
 
     async def _ensure_subscribed(self) -> None:
         """Subscribe before the first request.
@@ -108,13 +132,13 @@ class Requester:
             and (self._subscribing.cancelled() or self._subscribing.exception() is not None)
         ):
             self._client.dispatcher.remove(self)
-            self._client.dispatcher.add(f"{RESPONSES_PREFIX}{self._reply_path}/+", self)
+            self._client.dispatcher.add(f"{REPLY_QUEUE_PREFIX}{self._reply_path}/+", self)
             self._subscribing = asyncio.create_task(self._subscribe(), name="sluice-responses")
             self._subscribing.add_done_callback(_consume_exception)
         await asyncio.shield(self._subscribing)
 
     async def _subscribe(self) -> None:
-        await self._client.subscribe(f"{RESPONSES_PREFIX}{self._reply_path}/+", qos=1)
+        await self._client.subscribe(f"{REPLY_QUEUE_PREFIX}{self._reply_path}/+", qos=1)
 
     # Called by the dispatcher
 

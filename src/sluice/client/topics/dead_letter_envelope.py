@@ -7,7 +7,8 @@ metadata added:
     {"header": {"topic": "orders", "messageType": "Order", "bag": {"originalTopic": "orders", ...}},
      "body": ...}
 
-A text body stays readable; other bytes are base64, and the header has the encoding.
+A text body stays readable; other bytes are base64. The header of an envelope that was added has the
+encoding, so that a replay removes the envelope again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluice.client.errors import Unsupported
 from sluice.client.message import Message
+from sluice.client.rejection_reasons import normalize_reason
 
 ORIGINAL_TOPIC: Final = "originalTopic"
 ORIGINAL_MESSAGE_TYPE: Final = "originalMessageType"
@@ -49,7 +52,12 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        return self.metadata.get(REJECTION_REASON, "")
+        """Return `delivery-error` or `unacceptable`, whichever spelling is recorded."""
+        recorded = self.metadata.get(REJECTION_REASON)
+        try:
+            return "" if recorded is None else normalize_reason(recorded)
+        except Unsupported:  # another program wrote it
+            return recorded or ""
 
 
 def add_to_properties(
@@ -65,6 +73,7 @@ def add_to_payload(payload: bytes, topic: str, metadata: dict[str, str]) -> byte
         header: dict[str, Any] = {"topic": topic, "messageType": metadata[ORIGINAL_MESSAGE_TYPE]}
         try:
             body = payload.decode()
+            header["encoding"] = "utf-8"
         except UnicodeDecodeError:
             header["encoding"] = "base64"
             body = base64.b64encode(payload).decode()
@@ -104,6 +113,25 @@ def read_dead_letter(message: Message) -> DeadLetter:
     if envelope["header"].get("encoding") == "base64":
         return DeadLetter(base64.b64decode(body), metadata)
     return DeadLetter(body.encode(), metadata)
+
+
+def original_payload(message: Message) -> bytes:
+    """Return the payload that was rejected, for a replay to the original topic.
+
+    An envelope that the publisher sent keeps its form, without the metadata of the rejection.
+    """
+    envelope = _parse_envelope(message.payload)
+    if envelope is None or "encoding" in envelope["header"]:
+        return read_dead_letter(message).payload
+    bag = envelope["header"].get("bag")
+    if isinstance(bag, dict) and not METADATA.isdisjoint(bag):
+        rest = {name: value for name, value in bag.items() if name not in METADATA}
+        if rest:
+            envelope["header"]["bag"] = rest
+        else:
+            del envelope["header"]["bag"]
+        return json.dumps(envelope, ensure_ascii=False).encode()
+    return message.payload
 
 
 def _parse_envelope(payload: bytes) -> dict[str, Any] | None:

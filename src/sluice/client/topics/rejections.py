@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sluice.client.client import Client
-from sluice.client.errors import ClientError, Unsupported
+from sluice.client.errors import ClientError
 from sluice.client.message import Message
-from sluice.client.queues.delivery import Reason, sanitize_text
+from sluice.client.queues.delivery import sanitize_text
+from sluice.client.rejection_reasons import RECORDED_SPELLINGS, UNACCEPTABLE, normalize_reason
 from sluice.client.topics.dead_letter_envelope import (
     ORIGINAL_MESSAGE_TYPE,
     ORIGINAL_TOPIC,
@@ -83,9 +84,8 @@ class Rejections:
         self._message_type = message_type
         self._now = now
 
-    async def reject(self, message: Message, reason: Reason, description: str) -> bool:
-        if reason not in ("delivery-error", "unacceptable"):
-            raise Unsupported(f"reason is {reason!r}", "Use delivery-error or unacceptable")
+    async def reject(self, message: Message, given: str | None, description: str) -> bool:
+        reason = normalize_reason(given)
         producer = self.route(reason)
         metadata = self._metadata(message, reason, description)
         if producer is None:
@@ -104,8 +104,8 @@ class Rejections:
         await message.ack()
         return True
 
-    def route(self, reason: Reason) -> Producer | None:
-        if reason == "unacceptable" and self.invalid_messages is not None:
+    def route(self, reason: str) -> Producer | None:
+        if reason == UNACCEPTABLE and self.invalid_messages is not None:
             return self.invalid_messages
         return self.dead_letters
 
@@ -114,7 +114,7 @@ class Rejections:
             if producer is not None:
                 await producer.close()
 
-    def _metadata(self, message: Message, reason: Reason, description: str) -> dict[str, str]:
+    def _metadata(self, message: Message, reason: str, description: str) -> dict[str, str]:
         kind = (
             self._message_type
             or message.properties.content_type
@@ -122,7 +122,7 @@ class Rejections:
         )
         metadata = {
             ORIGINAL_TOPIC: message.topic,
-            REJECTION_REASON: reason,
+            REJECTION_REASON: RECORDED_SPELLINGS[reason],
             REJECTION_TIMESTAMP: self._now()
             .isoformat(timespec="milliseconds")
             .replace("+00:00", "Z"),

@@ -18,14 +18,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from sluice.client.client import Client
 from sluice.client.message import Message
-from sluice.client.queues.delivery import Reason
+from sluice.client.rejection_reasons import Reason
+from sluice.client.topics.handler_loop import Handler, HandlerLoop
 from sluice.client.topics.rejections import Producer, Rejections
+from sluice.client.topics.subscription import (
+    Subscription,
+    TopicSubscription,
+    read_subscription,
+)
+
+T = TypeVar("T")
 
 # Options of the consumer's own connection that a producer must not share.
 _PRODUCER_OVERRIDES: Final[dict[str, Any]] = {
@@ -37,20 +44,6 @@ _PRODUCER_OVERRIDES: Final[dict[str, Any]] = {
     "on_connect": None,
     "on_disconnect": None,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A topic filter, and the optional topics for rejected messages.
-
-    `message_type` is recorded on rejected messages; the default is their content type.
-    """
-
-    topic: str
-    qos: int = 1
-    dead_letter_topic: str | None = None
-    invalid_message_topic: str | None = None
-    message_type: str | None = None
 
 
 class ConsumerFactory:
@@ -68,16 +61,28 @@ class ConsumerFactory:
         factory._make_client = lambda **more: Client.from_url(url, **{**options, **more})
         return factory
 
-    def create(self, subscription: Subscription) -> TopicConsumer:
-        client = self._make_client(manual_ack=True)
-        version = client.options.version
+    @overload
+    def create(self, subscription: Subscription[T]) -> TopicConsumer[T]: ...
+
+    @overload
+    def create(self, subscription: TopicSubscription) -> TopicConsumer[Any]: ...
+
+    def create(self, subscription: TopicSubscription) -> TopicConsumer[Any]:
+        """Return a consumer of a `Subscription`, or of an object that is described like one.
+
+        An object gets dead letters if it has `dead_letter_topic` (`SupportsDeadLetters`), and
+        invalid messages if it has `invalid_message_topic` (`SupportsInvalidMessages`).
+        """
+        known = read_subscription(subscription)
+        buffer = {} if known.buffer_size is None else {"max_buffered": known.buffer_size}
+        client = self._make_client(manual_ack=True, **buffer)
         rejections = Rejections(
-            version,
-            self._producer(subscription.dead_letter_topic, "dead-letters"),
-            self._producer(subscription.invalid_message_topic, "invalid-messages"),
-            subscription.message_type,
+            client.options.version,
+            self._producer(known.dead_letter_topic, "dead-letters"),
+            self._producer(known.invalid_message_topic, "invalid-messages"),
+            known.message_type_name,
         )
-        return TopicConsumer(client, subscription, rejections)
+        return TopicConsumer(client, known, rejections)
 
     def _producer(self, topic: str | None, name: str) -> Producer | None:
         return None if topic is None else Producer(lambda: self._client_for(name), topic)
@@ -90,13 +95,20 @@ class ConsumerFactory:
         )
 
 
-class TopicConsumer:
-    """The messages of one subscription. The application acknowledges or rejects each of them."""
+class TopicConsumer(Generic[T]):
+    """The messages of one subscription. The application acknowledges or rejects each of them.
 
-    def __init__(self, client: Client, subscription: Subscription, rejections: Rejections) -> None:
+    `run` does that by the outcome of a handler.
+    """
+
+    def __init__(
+        self, client: Client, subscription: Subscription[T], rejections: Rejections
+    ) -> None:
         self.client = client
         self.subscription = subscription
         self.rejections = rejections
+        self.decoder = subscription.make_decoder()
+        self._handler_loop: HandlerLoop[T] | None = None
 
     async def open(self) -> None:
         await self.client.connect()
@@ -127,7 +139,7 @@ class TopicConsumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = await self.receive()
+        message = await self.receive_next()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -135,24 +147,48 @@ class TopicConsumer:
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message, or None after the end.
 
-        Raise TimeoutError if none arrives in time.
+        Raise TimeoutError if none arrives in time; the default is `receive_timeout_seconds` of the
+        subscription.
         """
+        seconds = self.subscription.receive_timeout_seconds if timeout is None else timeout
+        async with asyncio.timeout(seconds):
+            return await self.receive_next()
+
+    async def receive_next(self) -> Message | None:
+        """Return the next message, however long that takes, or None after the end."""
         try:
-            async with asyncio.timeout(timeout):
-                return await anext(self.client.messages())
+            return await anext(self.client.messages())
         except StopAsyncIteration:
             return None
+
+    def decode(self, message: Message) -> T:
+        """Return the payload as the subscription's type. Raise `UnreadablePayload`."""
+        return self.decoder(message.payload)
+
+    async def run(self, handler: Handler[T]) -> None:
+        """Call `handler(value, message)` for each message until `stop`.
+
+        A return acknowledges, an exception requeues and finally rejects, `Reject` and an unreadable
+        payload reject at once. A coroutine runs on the loop, any other function in a thread.
+        """
+        self._handler_loop = HandlerLoop(self, handler)
+        await self._handler_loop.run()
+
+    def stop(self) -> None:
+        """End `run` when the handlers that run now have ended."""
+        if self._handler_loop is not None:
+            self._handler_loop.stop()
 
     async def acknowledge(self, message: Message) -> bool:
         """Acknowledge a message as done."""
         return await message.ack()
 
     async def reject(
-        self, message: Message, reason: Reason = "delivery-error", description: str = ""
+        self, message: Message, reason: Reason | None = None, description: str = ""
     ) -> bool:
         """Send a message to the dead-letter topic and settle it; always return True.
 
-        With `unacceptable` it goes to the invalid-message topic. If it cannot be stored, an error
-        is logged.
+        The default reason is `delivery-error`; with `unacceptable` it goes to the invalid-message
+        topic. If it cannot be stored, an error is logged.
         """
         return await self.rejections.reject(message, reason, description)

@@ -91,7 +91,7 @@ def test_dead_letter_is_settled_by_the_id_of_its_delivery(harness: QueueHarness)
     assert harness.depth("dlq/jobs") == 0
 
 
-@pytest.mark.parametrize("reason", ["", "delivery-error", "rejected"])
+@pytest.mark.parametrize("reason", ["", "delivery-error", "DeliveryError", "rejected"])
 def test_reject_dead_letters_at_once(harness: QueueHarness, reason: str) -> None:
     worker = hold_one(harness)
     options = {"reason": reason} if reason else {}
@@ -129,12 +129,13 @@ def test_reject_with_an_unknown_reason_is_refused(harness: QueueHarness) -> None
         ({"dlq_config": {"topic": "$queue/graveyard"}}, "graveyard"),
     ],
 )
+@pytest.mark.parametrize("reason", ["unacceptable", "Unacceptable"])
 def test_unacceptable_message_goes_to_the_invalid_channel_if_there_is_one(
-    config: dict[str, object], home: str
+    config: dict[str, object], home: str, reason: str
 ) -> None:
     harness = QueueHarness([("jobs", config)])
     worker = hold_one(harness)
-    settle(worker, "reject", take(worker)[0], reason="unacceptable", description="no JSON")
+    settle(worker, "reject", take(worker)[0], reason=reason, description="no JSON")
     ((_, reported),) = list_dead_letters(harness, home)
     assert (reported["rejectionReason"], reported["rejectionMessage"]) == (
         "unacceptable",

@@ -649,11 +649,14 @@ class QueueHandler:
 
     def _read_reason(self) -> str:
         reason = self._options.reason.decode() or "rejected"
-        if reason == "delivery-error":
+        if reason in ("rejected", "delivery-error", "DeliveryError"):
             return "rejected"
-        if reason not in ("rejected", "unacceptable"):
-            raise InvalidQueueConfig(f"reason is {reason!r}", "Use delivery-error or unacceptable")
-        return reason
+        if reason in ("unacceptable", "Unacceptable"):
+            return "unacceptable"
+        raise InvalidQueueConfig(
+            f"reason is {reason!r}",
+            "Use delivery-error or unacceptable, also spelled DeliveryError or Unacceptable",
+        )
 
     def _settle_many(
         self, verb: i64, settler: Settler, ids: list[bytes], token: DeliveryToken

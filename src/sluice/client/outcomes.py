@@ -1,17 +1,17 @@
-"""Exceptions by which a handler decides about its job, and the description of failures."""
+"""Exceptions by which a handler decides about its message, and the description of failures."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sluice.client import UnreadablePayload
-from sluice.client.queues.delivery import Reason
+from sluice.client.payload_codecs import UnreadablePayload
+from sluice.client.rejection_reasons import Reason
 
 MAX_DESCRIPTION_CHARS: Final = 1000
 
 
 class Retry(Exception):
-    """Raise it to retry the job after `delay` (seconds or "5m"), or after the queue's backoff."""
+    """Raise it to try again after `delay` (seconds or "5m"), or after the configured delay."""
 
     def __init__(self, description: str = "", delay: float | str | None = None) -> None:
         super().__init__(description)
@@ -19,18 +19,18 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raise it for a job that can never succeed: the job becomes a dead letter at once.
+    """Raise it for a message that can never succeed: it becomes a dead letter at once.
 
-    `reason="unacceptable"` sends it to the invalid-message channel, if the queue has one.
+    `reason="unacceptable"` sends it to the invalid-message channel, if there is one.
     """
 
-    def __init__(self, description: str = "", reason: Reason = "delivery-error") -> None:
+    def __init__(self, description: str = "", reason: Reason | None = None) -> None:
         super().__init__(description)
-        self.reason: Reason = reason
+        self.reason: Reason = reason or "delivery-error"
 
 
 def describe(error: BaseException) -> str:
-    """Return the description of a failure, which the broker stores with a dead letter."""
+    """Return the description of a failure, which is stored with a dead letter."""
     text = str(error)
     if not isinstance(error, Retry | Reject | UnreadablePayload):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
