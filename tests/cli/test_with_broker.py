@@ -472,3 +472,50 @@ def test_owners_of_exclusive_queues_are_listed_peeked_and_purged(
     )
     assert sluice.run("ecq", "peek", "ecq-car").stdout == "Nothing is kept for ecq-car.\n"
     assert sluice.run("ecq", "show", "ecq-none").code == 3
+
+
+# Dead letters of plain topics
+
+
+def test_replay_topic_puts_dead_letters_of_a_queue_back(sluice: Shell, broker: Broker) -> None:
+    from sluice.client.sync import Client
+
+    with Client(broker.mqtt.host, broker.mqtt.port) as client:
+        client.subscribe("replayed/orders", qos=1)
+        client.publisher("replayed-dead").send(
+            "one", headers={"originalTopic": "replayed/orders", "rejectionReason": "DeliveryError"}
+        )
+        ran = sluice.run("dlq", "replay-topic", "$queue/replayed-dead", "--wait", "500ms")
+        assert ran.stdout == "Replayed 1 dead letter of $queue/replayed-dead.\n", ran.stderr
+        assert next(client.messages()).payload == b"one"
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_replay_topic_takes_over_the_session_that_collected_dead_letters(
+    sluice: Shell, broker: Broker, version: str
+) -> None:
+    from sluice.client.sync import Client
+
+    number = 5 if version == "5" else 4
+    name = f"collector-{version}"
+    options = {"client_id": name, "clean_start": False, "version": number}
+    if number == 5:
+        options["session_expiry"] = 60
+    with Client(broker.mqtt.host, broker.mqtt.port, **options) as collector:
+        collector.subscribe("dead/replayed", qos=1)
+    with Client(broker.mqtt.host, broker.mqtt.port, version=number) as client:
+        client.subscribe("replayed/one", qos=1)
+        bag = '{"originalTopic": "replayed/one"}'
+        envelope = f'{{"header": {{"encoding": "utf-8", "bag": {bag}}}, "body": "one"}}'
+        client.publish("dead/replayed", envelope, qos=1)
+        ran = sluice.run(
+            *("dlq", "replay-topic", "dead/replayed", "--client-id", name),
+            *("--mqtt-version", version, "--wait", "500ms", "--json"),
+        )
+        assert json.loads(ran.stdout) == {"replayed": 1, "skipped": 0}
+        assert next(client.messages()).payload == b"one"
+
+
+def test_replay_topic_without_a_session_is_a_usage_error(sluice: Shell) -> None:
+    ran = sluice.run("dlq", "replay-topic", "dead/replayed")
+    assert ran.code == 2 and "--client-id" in ran.stderr

@@ -47,7 +47,7 @@ def test_value_that_json_cannot_encode_is_an_error() -> None:
 
 @pytest.mark.parametrize(("given", "text"), [(0, "0ms"), (1.5, "1500ms"), ("2h", "2h")])
 def test_durations_are_seconds_or_text(given: float | str, text: str) -> None:
-    assert duration_text(given) == text
+    assert duration_text("delay", given) == text
 
 
 class RecordingReceiver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Unpack
 
+from sluice.client.response_errors import error_response
 from sluice.wire.packets import Publish
 from sluice.wire.properties import Properties
 
@@ -99,9 +100,7 @@ class Message:
 
     async def reply_error(self, error: BaseException | str) -> None:
         """Reply that the request failed: `client.request` raises `RequestFailed` with the text."""
-        from sluice.client.queues.replies import error_reply  # which imports this module
-
-        payload, headers = error_reply(error)
+        payload, headers = error_response(error)
         await self.reply(payload, headers=headers)
 
     def __repr__(self) -> str:

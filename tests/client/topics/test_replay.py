@@ -98,12 +98,12 @@ async def test_replay_stops_at_its_limit_and_the_others_stay(
 
 
 async def test_dead_letters_in_a_queue_are_replayed_from_there(broker: Broker) -> None:
-    letters = Subscription("queued/orders", dead_letter_topic="$queue/queued/dead")
+    queued = Subscription("queued/orders", dead_letter_topic="$queue/queued/dead")
     host, port = broker.mqtt.host, broker.mqtt.port
     factory = ConsumerFactory(host, port)
     async with (
         Client(host, port, manual_ack=True) as shop,
-        factory.create(letters) as consumer,
+        factory.create(queued) as consumer,
     ):
         await shop.publish("queued/orders", "one", qos=1, user={"shop": "7"})
         message = await consumer.receive(30)

@@ -7,8 +7,9 @@ from typing import Any, Final, Protocol, Unpack
 
 from sluice.client.message import Message
 from sluice.client.payload_codecs import duration_text
-from sluice.client.queues.replies import ReplyOptions, error_reply
+from sluice.client.queues.replies import ReplyOptions
 from sluice.client.rejection_reasons import DELIVERY_ERROR, Reason, normalize_reason
+from sluice.client.response_errors import error_response
 from sluice.wire.properties import Properties
 
 MAX_DESCRIPTION_BYTES: Final = 0x7FFF  # a dead letter stores no more
@@ -192,7 +193,7 @@ class Delivery:
 
     async def reply_error(self, error: BaseException | str) -> None:
         """Reply that the request failed: `client.request` raises `RequestFailed` with the text."""
-        payload, headers = error_reply(error)
+        payload, headers = error_response(error)
         await self.reply(payload, headers=headers)
 
     def __repr__(self) -> str:

@@ -3,9 +3,6 @@
 MQTT 5.0 has properties for them; clients that cannot set those use the user properties
 `response-topic` and `correlation-id`. Both forms are read, and a reply carries both, so that either
 kind of client can be at either end.
-
-A reply with the user property `response-error` says that the request failed, with the text of the
-error; `response-error-type` is optional, the name of the error's class. Its payload is the text.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
 from sluice.wire.properties import Properties
 
-RESPONSE_ERROR: Final = "response-error"
-RESPONSE_ERROR_TYPE: Final = "response-error-type"
 REPLY_QUEUE_PREFIX: Final = "$queue/responses/"
-MAX_ERROR_CHARS: Final = 1000
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -56,16 +50,6 @@ def response_info(message: HasProperties) -> ResponseInfo:
         response_topic_of(message.properties),
         None if correlation is None else correlation.decode("utf-8", "surrogateescape"),
     )
-
-
-def error_reply(error: BaseException | str) -> tuple[str, dict[str, str]]:
-    """Return payload and headers of the reply to a request that failed."""
-    text, error_type = str(error), "" if isinstance(error, str) else type(error).__name__
-    text = "".join(one if one.isprintable() else " " for one in text)[:MAX_ERROR_CHARS]
-    headers = {RESPONSE_ERROR: text or error_type or "the request failed"}
-    if error_type:
-        headers[RESPONSE_ERROR_TYPE] = error_type
-    return text, headers
 
 
 def response_topic_of(properties: Properties) -> str | None:

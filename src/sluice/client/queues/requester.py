@@ -21,12 +21,8 @@ from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
-from sluice.client.queues.replies import (
-    REPLY_QUEUE_PREFIX,
-    RESPONSE_ERROR,
-    RESPONSE_ERROR_TYPE,
-    correlation_of,
-)
+from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, correlation_of
+from sluice.client.response_errors import RESPONSE_ERROR, RESPONSE_ERROR_TYPE
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """Return `delivery-error` or `unacceptable`, whichever spelling is recorded."""
+        """Return `delivery-error` or `unacceptable`; both spellings are understood."""
         recorded = self.metadata.get(REJECTION_REASON)
         try:
             return "" if recorded is None else normalize_reason(recorded)

@@ -5,9 +5,11 @@ Commands that put back or delete several are previewed and confirmed first, unle
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
+from uuid import uuid4
 
 import typer
 
@@ -19,6 +21,7 @@ from sluice.cli.support import (
     CommandContext,
     CommandError,
     DryRun,
+    MqttOption,
     Output,
     Queue,
     ToAll,
@@ -29,15 +32,20 @@ from sluice.cli.support import (
     format_count,
     format_payload,
     format_plural,
+    make_client,
+    parse_seconds,
     parse_time_argument,
     queue_path,
     styled,
     table,
     usage_error,
 )
+from sluice.client import Client, ReplayResult, replay_dead_letters
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: show, put back, delete.")
 
+MQTT_VERSIONS: Final = {"5": 5, "5.0": 5, "3.1.1": 4, "4": 4}
+SESSION_EXPIRY: Final = 0xFFFF_FFFF  # the session that collects dead letters stays
 BATCH_SIZE: Final = 500  # put back by one call
 PREVIEW_LIMIT: Final = 1000  # of a preview
 SHOWN_ROWS: Final = 5
@@ -197,6 +205,70 @@ def purge(
     if cli.print_if_json(answer):
         return
     cli.out.show(f"Purged {format_plural(answer['purged'], 'dead letter')} of {queue}.")
+
+
+@command(app, "replay-topic")
+def replay_topic(
+    cli: CommandContext,
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", help="Dead-letter topic, or $queue/NAME if it is a queue."),
+    ],
+    client_id: Annotated[
+        str,
+        typer.Option(metavar="ID", help="Client id of the persistent session that collected them."),
+    ] = "",
+    version: Annotated[
+        str, typer.Option("--mqtt-version", metavar="VERSION", help="5 or 3.1.1, as it connected.")
+    ] = "5",
+    group: Annotated[
+        str, typer.Option("--group", "-g", metavar="GROUP", help="Group, if it is a queue.")
+    ] = "replay",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="End after this long without a message.")
+    ] = "2s",
+    mqtt: MqttOption = None,
+) -> None:
+    """Put dead letters that clients published to a topic back on their original topic.
+
+    Works with any MQTT broker. A topic stores nothing: give the client id of a persistent session
+    that subscribed to it, or use a queue as dead-letter topic.
+    """
+    if version not in MQTT_VERSIONS:
+        raise usage_error(f"--mqtt-version is {version!r}", "Use 5 or 3.1.1")
+    if not client_id and not topic.startswith("$queue/"):
+        raise usage_error(
+            f"{topic} is a topic, which stores nothing",
+            "Give the --client-id of a session that subscribed to it, or name a queue: $queue/NAME",
+        )
+    client = make_client(
+        cli.broker,
+        mqtt,
+        client_id=client_id or f"sluice-cli-{uuid4().hex[:8]}",
+        version=MQTT_VERSIONS[version],
+        clean_start=not client_id,
+        session_expiry=SESSION_EXPIRY if client_id and version == "5" else 0,
+        manual_ack=True,
+        reconnect=False,
+    )
+    result = asyncio.run(_replay(client, topic, group, parse_seconds("--wait", wait), limit))
+    if cli.print_if_json({"replayed": result.replayed, "skipped": result.skipped}):
+        return
+    skipped = f", skipped {format_count(result.skipped)} without originalTopic"
+    cli.out.show(
+        f"Replayed {format_plural(result.replayed, 'dead letter')} of {topic}"
+        f"{skipped if result.skipped else ''}."
+    )
+
+
+async def _replay(
+    client: Client, topic: str, group: str, idle_seconds: float, limit: int | None
+) -> ReplayResult:
+    async with client:
+        return await replay_dead_letters(
+            client, topic, group=group, idle_seconds=idle_seconds, limit=limit
+        )
 
 
 def _get_dead_letter(cli: CommandContext, queue: str, message_id: str) -> dict[str, Any]:
