@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
-import json
 import queue
 import random
 import struct
@@ -28,20 +27,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from sluice.broker.acl.access import AnonymousAccess
-from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BrokerCommitListener
-from sluice.broker.limits import Limits
-from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.net.connection import Connection
-from sluice.broker.sessions.session_store import SessionStore
-from sluice.clock import steady_time
-from sluice.json_schema import build_validator, find_schema_error
-from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
-from sluice.queues.engine import Engine
-from sluice.queues.model.queue_rules import QueueRules
-from sluice.queues.service import QueueService
+from sluice.broker_core import BrokerCore
+from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import RecoveryLoader, RecoveryReport, Store
@@ -268,32 +256,21 @@ class BrokerHarness:
 
     def __init__(self, directory: str = "") -> None:
         self.loop: Loop = self.loop_class() if directory else Loop()
-        self.broker = Broker(self.loop, Limits(), AnonymousAccess(True), print)
-        self.engine = Engine(self._rules_for, random.Random(1).random)
+        templates = QueueTemplates(
+            lambda pattern, name: True, [Template("#", {"limits": {"max_queue_depth": 10_000_000}})]
+        )
+        core = BrokerCore(self.loop, templates, log=print, draw=random.Random(1).random)
+        self.broker = core.broker
+        self.engine = core.engine
         store: Store = MemoryStore(
             self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20
         )
         if isinstance(self.loop, DiskLoop):
             store = Disk(self.loop, directory)
-        turn, router = self.broker.turn, self.broker.router
-        runner = CommitLoop(
-            self.engine, store, steady_time, self.loop.call_later, turn.flush_connections, print
-        )
-        self.runner = runner
+        core.open(store, print)
         self.store = store
-        self.close = runner.close
-        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        router.session_store = SessionStore(self.engine.broker_state, turn)
-        turn.commit_with(runner)
-        runner.add_listener(BrokerCommitListener(router))
-        service = QueueService(self.engine, find_schema_error)
-        router.queue_handler = QueueHandler(
-            self.engine, turn, router.subscriptions, service, build_validator
-        )
-
-    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
-        config = read_config({"limits": {"max_queue_depth": 10_000_000}}, name)
-        return config.rules(), config.as_json()
+        self.runner = core.commit_loop
+        self.close = self.runner.close
 
 
 def measure(

@@ -11,8 +11,7 @@ import pytest
 
 from sluice.access.authenticator import Authenticator
 from sluice.app import make_authenticators, make_limits, run
-from sluice.broker.broker import Broker
-from sluice.broker_core import BrokerCore
+from sluice.broker_host import BrokerHost
 from sluice.config.settings import DiskSettings, Settings
 from sluice.errors import BrokerBroken, NoRoom, SluiceError
 from sluice.queues.ports import Committer
@@ -26,13 +25,11 @@ def stop() -> asyncio.Event:
 
 
 @pytest.fixture
-async def core(stop: asyncio.Event) -> BrokerCore:
+async def core(stop: asyncio.Event) -> BrokerHost:
     settings = Settings(store="memory")
-    loop = asyncio.get_running_loop()
     gate: Authenticator = make_authenticators(settings)[0]
-    broker = Broker(loop, make_limits(settings), gate, lambda event, facts: None)
-    one = BrokerCore(settings, broker, stop.set)
-    loop.set_exception_handler(one.on_loop_error)
+    one = BrokerHost(settings, make_limits(settings), gate, stop.set)
+    asyncio.get_running_loop().set_exception_handler(one.on_loop_error)
     return one
 
 
@@ -61,9 +58,9 @@ class FailingCommitter(Committer):
 
 @pytest.mark.parametrize("what", [fail, fail_for_memory])
 async def test_exception_in_a_turn_ends_the_broker(
-    core: BrokerCore, stop: asyncio.Event, what: Callable[[], None]
+    core: BrokerHost, stop: asyncio.Event, what: Callable[[], None]
 ) -> None:
-    broker = core._broker
+    broker = core.broker
     broker.turn.commit_with(FailingCommitter(what))
     broker.turn.schedule_flush()
     await turn()
@@ -73,7 +70,7 @@ async def test_exception_in_a_turn_ends_the_broker(
 
 
 async def test_exception_of_a_library_in_a_callback_does_not_end_the_broker(
-    core: BrokerCore, stop: asyncio.Event
+    core: BrokerHost, stop: asyncio.Event
 ) -> None:
     asyncio.get_running_loop().call_soon(fail)
     await turn()
@@ -81,7 +78,7 @@ async def test_exception_of_a_library_in_a_callback_does_not_end_the_broker(
 
 
 async def test_unhandled_exception_of_a_task_does_not_end_the_broker(
-    core: BrokerCore, stop: asyncio.Event
+    core: BrokerHost, stop: asyncio.Event
 ) -> None:
     async def failing() -> None:
         fail()
@@ -98,17 +95,15 @@ async def test_broker_on_a_nearly_full_disk_is_not_ready_and_needs_no_restart(
     settings = Settings(
         store="embedded", data=tmp_path / "data", disk=DiskSettings(min_free=1 << 60)
     )
-    loop = asyncio.get_running_loop()
-    broker = Broker(
-        loop, make_limits(settings), make_authenticators(settings)[0], lambda event, facts: None
+    host = BrokerHost(
+        settings, make_limits(settings), make_authenticators(settings)[0], lambda: None
     )
-    core = BrokerCore(settings, broker, lambda: None)
-    await core.open()
-    while core.write_refusal() is None:
+    await host.open()
+    while host.write_refusal() is None:
         await turn()
-    refusal = core.write_refusal()
+    refusal = host.write_refusal()
     assert isinstance(refusal, NoRoom) and "disk.min_free" in str(refusal)
-    await core.close()
+    await host.close()
 
 
 async def test_http_answers_before_mqtt_and_reports_not_ready(

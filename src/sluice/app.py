@@ -1,4 +1,4 @@
-"""Composes the broker and runs it: the only module, with `broker_core`, that names concrete stores.
+"""Composes a single broker and runs it; `cluster_app` does so for a node of a cluster.
 
 serve ─▶ run: build the broker ─▶ open listeners ─▶ ready line ─▶ wait for a signal ─▶ stop
 """
@@ -30,7 +30,7 @@ from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.listener import Listener, open_listener
 from sluice.broker.net.origins import AllowedOrigins
 from sluice.broker.scheduler import PeriodicTask
-from sluice.broker_core import BrokerCore, make_templates, reload_templates
+from sluice.broker_host import BrokerHost
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
 from sluice.process.logs import hide_secrets
@@ -41,6 +41,7 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
+from sluice.queue_settings import make_templates, reload_templates
 from sluice.queues.templates import QueueTemplates
 from sluice.units import Address
 
@@ -84,26 +85,28 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
     authenticator, admin_authenticator = make_authenticators(settings)
     limits = make_limits(settings)
     limits.max_descriptor = raise_descriptor_limit()
-    broker = Broker(loop, limits, authenticator, log_event)
-    authenticator.attach(broker, loop)
     templates = make_templates(settings)
+    watermark = make_watermark(settings)
+    host = BrokerHost(
+        settings, limits, authenticator, stop.set, watermark=watermark, templates=templates
+    )
+    broker = host.broker
+    authenticator.attach(broker, loop)
     loop.add_signal_handler(
         signal.SIGHUP, partial(reload_files, authenticator, templates, read_settings)
     )
-    watermark = make_watermark(settings)
-    core = BrokerCore(settings, broker, stop.set, watermark=watermark, templates=templates)
-    loop.set_exception_handler(core.on_loop_error)
+    loop.set_exception_handler(host.on_loop_error)
     listeners: list[Listener] = []
     are_listeners_open = asyncio.Event()
     admin_server: AdminServer | None = None
     try:
-        if not await open_store(settings, core, stop):
+        if not await open_store(settings, host, stop):
             return
         # HTTP first: `/readyz` reports "not ready" until every listener is open.
         admin_server = make_admin_server(
             settings,
-            core.make_loop_bridge(),
-            lambda: _readiness_error(core, are_listeners_open),
+            host.make_loop_bridge(),
+            lambda: _readiness_error(host, are_listeners_open),
             admin_authenticator,
             watermark,
             listeners,
@@ -128,14 +131,14 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
         if admin_server is not None:
             await admin_server.stop()  # first, while everything that it uses still exists
         await shut_down(broker, listeners)
-        await core.close()
+        await host.close()
         authenticator.close()
         notifier.stop_watchdog()
-    if core.failure is not None:
+    if host.failure is not None:
         raise (
-            core.failure
-            if isinstance(core.failure, SluiceError)
-            else StoreFailed(str(core.failure))
+            host.failure
+            if isinstance(host.failure, SluiceError)
+            else StoreFailed(str(host.failure))
         )
     log.info("stopped")
 
@@ -150,24 +153,24 @@ def reload_files(
     reload_templates(templates, read_settings)
 
 
-def _readiness_error(core: BrokerCore, are_listeners_open: asyncio.Event) -> SluiceError | None:
+def _readiness_error(host: BrokerHost, are_listeners_open: asyncio.Event) -> SluiceError | None:
     """Return why the broker is not ready, or None."""
     if not are_listeners_open.is_set():
         return StoreUnavailable("the MQTT listeners are not open yet")
-    return core.write_refusal()
+    return host.write_refusal()
 
 
-async def open_store(settings: Settings, core: BrokerCore, stop: asyncio.Event) -> bool:
+async def open_store(settings: Settings, host: BrokerHost, stop: asyncio.Event) -> bool:
     """Open the store; with `redis.standby` wait while another broker owns it.
 
     Return False if the broker is asked to stop meanwhile.
     """
     if settings.store in ("embedded", "memory") or not settings.redis.standby:
-        await core.open()
+        await host.open()
         return True
     while await _wait_for_store(settings, stop):
         try:
-            await core.open()
+            await host.open()
             return True
         except StoreLocked:
             log.info("another broker took the store first")
@@ -381,10 +384,6 @@ def format_ready_line(listeners: Sequence[Listener | OpenListener], store: str) 
         *(f"{listener.name}={listener.address}" for listener in listeners),
     ]
     return " ".join([*parts, f"store={hide_secrets(store)}", f"pid={os.getpid()}"])
-
-
-def log_event(event: str, fields: dict[str, object]) -> None:
-    log.warning(event, extra=fields)
 
 
 def raise_descriptor_limit() -> int:

@@ -23,7 +23,6 @@ from sluice.admin.server import AdminServer, OpenListener
 from sluice.admin.service import AdminService
 from sluice.app import (
     format_ready_line,
-    log_event,
     make_admin_server,
     make_authenticators,
     make_limits,
@@ -38,15 +37,8 @@ from sluice.broker.broker import Broker
 from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.listener import Listener
-from sluice.broker_core import (
-    BrokerCore,
-    CellStore,
-    build_mode,
-    find_fatal_error,
-    make_templates,
-)
+from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
 from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
-from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.directory import Directory
 from sluice.cluster.failure_detector import FailureDetector
@@ -57,6 +49,8 @@ from sluice.config.settings import Settings
 from sluice.errors import BrokerBroken, SluiceError, StoreUnavailable
 from sluice.process.logs import hide_secrets
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
+from sluice.queue_settings import make_templates
+from sluice.store_opener import CellStore
 
 log = logging.getLogger(__name__)
 
@@ -117,14 +111,20 @@ class ClusterServer:
         self.node = Node(
             settings.cluster.cells, self._owner_id, self.transport, settings.cluster.publish_timeout
         )
-        self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_core)
+        self.cells = Cells(self.node, self.coordinator, self._make_host)
         self._limits = make_limits(settings)
         self._limits.max_descriptor = raise_descriptor_limit()
         # Shared by all cells: a limit applies to the node.
         self._connection_limits = ConnectionLimits(self._limits)
         self._watermark = make_watermark(settings)
         # No client connects to this broker: it provides the node's timer.
-        self._node_broker = self._make_broker()
+        self._node_broker = Broker(
+            self._loop,
+            self._limits,
+            self.authenticator,
+            log_event,
+            connection_limits=self._connection_limits,
+        )
         self._failure_detector = FailureDetector(
             self.transport, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
@@ -139,7 +139,7 @@ class ClusterServer:
         return {
             number: one.instance.service
             for number, one in self.cells.open_cells.items()
-            if isinstance(one.instance, BrokerCore)
+            if isinstance(one.instance, BrokerHost)
         }
 
     def _owner(self, cell: int) -> NodeInfo | None:
@@ -217,12 +217,12 @@ class ClusterServer:
         """Return why this node cannot serve, or None."""
         if self.cells.this_node is None:
             return StoreUnavailable("this node is not in the cluster now")
-        cores = (
+        hosts = (
             one.instance
             for one in list(self.cells.open_cells.values())
-            if isinstance(one.instance, BrokerCore)
+            if isinstance(one.instance, BrokerHost)
         )
-        refusals = (core.write_refusal() for core in cores)
+        refusals = (host.write_refusal() for host in hosts)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     async def _join(self) -> None:
@@ -307,30 +307,20 @@ class ClusterServer:
     def _brokers(self) -> list[Broker]:
         return [one.cell.broker for one in self.cells.open_cells.values()]
 
-    def _make_broker(self) -> Broker:
-        return Broker(
-            self._loop,
+    def _make_host(
+        self, number: int, force_takeover: bool, on_failure: Callable[[], None]
+    ) -> BrokerHost:
+        """Return the host of a cell; it is not open yet."""
+        return BrokerHost(
+            self._settings,
             self._limits,
             self.authenticator,
-            log_event,
-            connection_limits=self._connection_limits,
-        )
-
-    async def _open_core(
-        self, number: int, cell: Cell, force_takeover: bool, failed: Callable[[], None]
-    ) -> BrokerCore:
-        cell_store = CellStore(number, force_takeover)
-        core = BrokerCore(
-            self._settings,
-            cell.broker,
-            failed,
-            cell_store,
+            on_failure,
+            CellStore(number, force_takeover),
             watermark=self._watermark,
             templates=self.templates,
+            connection_limits=self._connection_limits,
         )
-        core.on_ready = cell.attach_handlers
-        await core.open()
-        return core
 
     # ---- stop
 

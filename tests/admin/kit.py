@@ -102,8 +102,7 @@ class AdminHarness(QueueHarness):
             self.store = self._memory
         self.loop.now = now
         self._build()
-        assert self.broker.router.queue_handler is not None
-        self.queue_handler = self.broker.router.queue_handler
+        self.queue_handler = self.core.queue_handler
         self.admin = AdminService(
             self.engine,
             self.commit_loop,

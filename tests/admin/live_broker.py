@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,23 +14,9 @@ from paho.mqtt.properties import Properties
 from sluice.access.identity import AdminAuthenticator
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
-from sluice.broker.acl.access import AnonymousAccess
-from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BrokerCommitListener
-from sluice.broker.limits import Limits
-from sluice.broker.namespaces.admin_topics import AdminTopics
-from sluice.broker.namespaces.queues.handler import QueueHandler
-from sluice.broker.namespaces.responses import Responses
 from sluice.broker.net.listener import open_listener
-from sluice.broker.sessions.session_store import SessionStore
-from sluice.clock import steady_time
-from sluice.json_schema import build_validator, find_schema_error
-from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
-from sluice.queues.engine import Engine
+from sluice.broker_core import BrokerCore, parse_rules
 from sluice.queues.log.broker_state import RestoredRecord
-from sluice.queues.service import QueueService
 from sluice.store.memory import MemoryStore
 from sluice.units import Address, parse_address
 from tests.broker.namespaces.kit import Templates, make_templates
@@ -42,45 +27,34 @@ class LiveBroker:
 
     def __init__(self, templates: Templates) -> None:
         loop = asyncio.get_running_loop()
-        self._queue_templates = make_templates(templates)
-        self.broker = Broker(loop, Limits(), AnonymousAccess(True), lambda event, facts: None)
-        self.engine = Engine(self._queue_templates.rules_for, lambda: 0.5, codec=ZstdCodec())
-        self.commit_loop = CommitLoop(
-            self.engine,
-            MemoryStore(loop.call_soon),
-            steady_time,
-            loop.call_later,
-            self.broker.turn.flush_connections,
-            lambda alerts, warnings: None,
-        )
-        self.queue_handler = QueueHandler(
-            self.engine,
-            self.broker.turn,
-            self.broker.router.subscriptions,
-            QueueService(self.engine, self._queue_templates, find_schema_error),
-            build_validator,
+        core = BrokerCore(loop, make_templates(templates), draw=lambda: 0.5)
+        self._core = core
+        self.broker = core.broker
+        self.engine = core.engine
+        self.queue_handler = core.queue_handler
+        self.commit_loop = core.attach_store(
+            MemoryStore(loop.call_soon), lambda alerts, warnings: None
         )
         self.service = AdminService(
-            self.engine, self.commit_loop, self.queue_handler, self.broker, "memory", "interpreted"
+            self.engine,
+            self.commit_loop,
+            self.queue_handler,
+            self.broker,
+            "memory",
+            "interpreted",
         )
         self.loop_bridge = LoopBridge(self.service, loop)
         self.keyring = AdminAuthenticator()
         self.mqtt = Address("127.0.0.1", 0)
 
     async def open(self) -> None:
-        broker, runner, router = self.broker, self.commit_loop, self.broker.router
-        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        self.commit_loop.load(parse_rules)
+        self._core.start()
         stored: asyncio.Future[list[RestoredRecord]] = asyncio.get_running_loop().create_future()
-        runner.restore_broker_state(stored.set_result)
-        router.session_store = SessionStore(self.engine.broker_state, broker.turn)
-        broker.turn.commit_with(runner)
-        runner.add_listener(BrokerCommitListener(router))
-        router.queue_handler = self.queue_handler
-        self.queue_handler.admin_topics = AdminTopics(router, self.queue_handler, broker.scheduler)
-        self.queue_handler.responses = Responses(router, broker.scheduler)
-        router.session_store.restore(await stored, router, broker.registry)
+        self.commit_loop.restore_broker_state(stored.set_result)
+        self._core.restore(await stored)
         self._listener = await open_listener(
-            "mqtt", "127.0.0.1", 0, broker.connect, None, 1 << 20, 5.0
+            "mqtt", "127.0.0.1", 0, self.broker.connect, None, 1 << 20, 5.0
         )
         self.mqtt = parse_address(self._listener.address)
 

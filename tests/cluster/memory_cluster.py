@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from sluice.broker.acl.access import AnonymousAccess
-from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
-from sluice.broker_core import BrokerCore, CellStore
+from sluice.broker_host import BrokerHost
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
 from sluice.cluster.ingress.client_ingress import ClientIngress
@@ -23,6 +22,7 @@ from sluice.cluster.transport.streams import NoOwner, StreamLost, StreamProtocol
 from sluice.config.settings import Settings
 from sluice.queues.engine import Engine
 from sluice.store.memory import MemoryStore
+from sluice.store_opener import CellStore
 
 CELLS = 6
 
@@ -87,28 +87,29 @@ class MemoryNode:
     def __init__(self, net: MemoryCluster, name: str) -> None:
         self.name = name
         self.node = Node(CELLS, lambda cell: net.owners[cell], NetStreams(net, name))
-        self.cores: dict[int, BrokerCore] = {}
+        self.hosts: dict[int, BrokerHost] = {}
         self.clients: list[MemoryTransport] = []
         self._net = net
         self._connection_limits = ConnectionLimits(net.limits)
 
     async def open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        broker = Broker(
-            loop,
-            self._net.limits,
-            AnonymousAccess(True),
-            self._net.log_event,
-            connection_limits=self._connection_limits,
-        )
-        cell = Cell(self.node, number, broker)
         store = self._net.stores.get(number)
         if store is None:
             store = self._net.stores[number] = MemoryStore(loop.call_soon_threadsafe)
-        core = BrokerCore(self._net.settings, broker, lambda: None, CellStore(number), store)
-        core.on_ready = cell.attach_handlers
-        await core.open()
-        self.cores[number] = core
+        host = BrokerHost(
+            self._net.settings,
+            self._net.limits,
+            AnonymousAccess(True),
+            lambda: None,
+            CellStore(number),
+            store,
+            connection_limits=self._connection_limits,
+            log=self._net.log_event,
+        )
+        cell = Cell(self.node, number, host.broker)
+        await host.open()
+        self.hosts[number] = host
         self._net.owners[number] = self.name
         self.node.on_cell_opened(cell)
 
@@ -120,12 +121,12 @@ class MemoryNode:
         for connection in list(cell.broker.connections):
             connection.throttle()
         await cell.wait_answered(0.5)
-        await self.cores[number].flush()
+        await self.hosts[number].flush()
         cell.mark_lost()
         cell.broker.stop(lambda: None)
         await asyncio.sleep(0)
         cell.broker.close()
-        await self.cores.pop(number).close()
+        await self.hosts.pop(number).close()
         self._net.stores[number] = self._net.stores[number].crash()
 
     def drop(self, number: int) -> None:
@@ -138,7 +139,7 @@ class MemoryNode:
         self.node.on_cell_closed(number)
         cell.mark_lost()
         cell.broker.close()
-        self.cores.pop(number)
+        self.hosts.pop(number)
 
     async def reopen_after(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` while this node has closed a cell and the other nodes have not noticed."""
@@ -184,7 +185,9 @@ class MemoryCluster:
         log_event: Callable[[str, dict[str, object]], None] = log_event,
     ) -> None:
         self.log_event = log_event
-        self.settings = settings or Settings(store="memory")
+        self.settings = settings or Settings.model_validate(
+            {"store": "memory", "cluster": {"cells": CELLS}}
+        )
         self.limits = limits or Limits()
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sluice.broker.limits import Limits
-from sluice.broker_core import check_templates
 from sluice.client import ConnectRefused
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
+from sluice.queue_settings import check_templates
 from tests.cluster.memory_cluster import client_in, two_nodes
 
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from sluice.app import make_authenticators, make_limits
-from sluice.broker.broker import Broker as MqttBroker
-from sluice.broker_core import BrokerCore
+from sluice.broker_host import BrokerHost
 from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
 from sluice.errors import MemoryFull, NoRoom
@@ -182,11 +181,14 @@ async def test_store_refusal_comes_first_and_neither_ends_the_other(
     memory: Memory, watermark: MemoryWatermark
 ) -> None:
     settings = Settings(store="memory")
-    loop = asyncio.get_running_loop()
-    broker = MqttBroker(
-        loop, make_limits(settings), make_authenticators(settings)[0], lambda event, facts: None
+    harness = BrokerHost(
+        settings,
+        make_limits(settings),
+        make_authenticators(settings)[0],
+        lambda: None,
+        watermark=watermark,
     )
-    harness = BrokerCore(settings, broker, lambda: None, watermark=watermark)
+    broker = harness.broker
     await harness.open()
     runner = harness._commit_loop
     assert runner is not None
@@ -203,14 +205,14 @@ async def test_store_refusal_comes_first_and_neither_ends_the_other(
     watermark.check()
     assert refusal() is MemoryFull
     assert broker.router.is_out_of_space and broker.router.unavailable_reason
-    harness._on_low_space("10 MiB are free")
+    harness.on_low_space("10 MiB are free")
     assert refusal() is NoRoom
     memory.used = 0
     watermark.check()
     assert refusal() is NoRoom
     memory.used = 2000 * MIB
     watermark.check()
-    harness._on_low_space("")
+    harness.on_low_space("")
     assert refusal() is MemoryFull
     memory.used = 0
     watermark.check()

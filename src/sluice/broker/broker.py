@@ -18,10 +18,12 @@ from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.handshake import Handshake
 from sluice.broker.sessions.registry import SessionRegistry
+from sluice.broker.sessions.session_store import SessionStore, VolatileSessionStore
 from sluice.broker.turn import Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.metrics import Counters
+from sluice.queues.log.broker_state import BrokerState
 from sluice.wire.packets import V5
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN, get_reason_name
 
@@ -35,7 +37,8 @@ class Broker:
     """One broker.
 
     `loop` is an asyncio event loop, or an object with its `call_soon` and `call_later`. `log` takes
-    an event and its fields.
+    an event and its fields. `state` stores sessions and retained messages; without it they end with
+    the broker.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Broker:
         log: Callable[[str, dict[str, object]], None],
         clock: Clock = steady_time,
         connection_limits: ConnectionLimits | None = None,
+        state: BrokerState | None = None,
     ) -> None:
         self.limits: Limits = limits
         self.access: AccessControl = access
@@ -53,7 +57,8 @@ class Broker:
         self.counters: Counters = Counters()
         self.turn: Turn = Turn(loop.call_soon, clock)
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
-        self.router: Router = Router(limits, self.turn, self.counters)
+        session_store = VolatileSessionStore() if state is None else SessionStore(state, self.turn)
+        self.router: Router = Router(limits, self.turn, self.counters, session_store)
         self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
         # An instance that is passed in is shared with other cells.
         self.connection_limits: ConnectionLimits = (
@@ -63,8 +68,6 @@ class Broker:
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
         self.stopping: bool = False
-        # In a cluster: whether a client id belongs to this cell.
-        self.is_local_client_id: Callable[[str], bool] | None = None
         self._when_empty: Callable[[], object] | None = None
 
     def connect(self) -> Connection:
@@ -124,7 +127,7 @@ class Broker:
         """Return an id for a client without one; 96 random bits do not collide."""
         while True:
             name = f"sluice-{secrets.token_hex(12)}"
-            if self.is_local_client_id is None or self.is_local_client_id(name):
+            if self.router.cluster.owns_client(name):
                 return name
 
     def stop(

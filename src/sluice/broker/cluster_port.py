@@ -1,7 +1,7 @@
 """The interface through which a broker reaches queues and topics of other cells.
 
-A single broker has none of this (`Router.cluster` is None). In a cluster, the package `cluster`
-derives from these classes. A session receives messages from another cell as `RemoteDelivery`; it
+The base classes are a single broker: it has no other cells. In a cluster, the package `cluster`
+derives from them. A session receives messages from another cell as `RemoteDelivery`; it
 uses `ClusterPort` or its `SessionProxies` for everything else. They are base classes and not
 protocols: calling a native method is a jump, calling through a protocol is a lookup.
 """
@@ -97,6 +97,13 @@ class SessionProxies:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterPort:
     """The rest of the cluster, as one cell sees it."""
+
+    def __init__(self) -> None:
+        self.has_other_cells: bool = False
+
+    def owns_client(self, client_id: str) -> bool:
+        """Return whether a client id belongs to this cell."""
+        return True
 
     # ---- queues
 

@@ -69,7 +69,6 @@ class CommitForwarder(Publisher):
 
     def _open_batch(self) -> FrameBatch:
         session_store = self._router.session_store
-        assert session_store is not None  # without a store no session is persistent
         frame = session_store.open_frame_number()
         if frame != self._frame_number or not self._batches:
             self._frame_number = frame

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from sluice.broker.cluster_port import ClusterPort
 from sluice.broker.commit_forwarder import CommitForwarder, StoredPublish
 from sluice.broker.limits import Limits
 from sluice.broker.sessions.inflight import DeliveryPool
@@ -29,28 +30,30 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.cluster_port import ClusterPort
     from sluice.broker.namespaces.compacted.exclusive_subscriber import ExclusiveDelivery
     from sluice.broker.namespaces.queues.handler import QueueHandler
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
     from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.session_store import SessionStore
+    from sluice.broker.sessions.session_store import VolatileSessionStore
     from sluice.queues.model.delivery_lease import Lease
 
 
 class Router:
-    def __init__(self, limits: Limits, turn: Turn, counters: Counters) -> None:
+    def __init__(
+        self, limits: Limits, turn: Turn, counters: Counters, session_store: VolatileSessionStore
+    ) -> None:
         self.limits = limits
         self.turn = turn
         self.counters = counters
         self.subscriptions = SubscriptionTree()
-        self.retained = RetainedMessages(limits.max_retained, limits.max_retained_bytes)
+        self.session_store = session_store
+        self.retained = RetainedMessages(
+            limits.max_retained, limits.max_retained_bytes, session_store.delete_retained
+        )
         self.delivery_pool = DeliveryPool()
         self.forwarder = CommitForwarder(self)
-        # None: sessions and retained messages end with the broker
-        self.session_store: SessionStore | None = None
         # Counts records given to the store; a publish that raises it is acknowledged after the
         # commit.
         self.stored_count: i64 = 0
@@ -61,9 +64,13 @@ class Router:
         self.refused_out_of_memory: int = 0
         # Not read until the store has caught up with their publishes.
         self.throttled_connections: list[Connection] = []
-        self.cluster: ClusterPort | None = None  # None: not in a cluster
+        self.cluster: ClusterPort = ClusterPort()
         # None: there are no queues, and $queue/... is an ordinary topic
         self.queue_handler: QueueHandler | None = None
+
+    def join_cluster(self, port: ClusterPort) -> None:
+        """Reach the other cells of a cluster through `port` from now on."""
+        self.cluster = port
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
         """Publish; return the number of recipients, or -1 if no message can be retained."""
@@ -73,10 +80,10 @@ class Router:
         if route.bindings and self.queue_handler is not None:
             recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
             self.stored_count += recipient_count
-        if message.retain and (self.cluster is None or self.cluster.stores_retained(message.topic)):
+        if message.retain and self.cluster.stores_retained(message.topic):
             if not self.retained.put(message, message.topic.startswith(b"$SYS/")):
                 return -1
-            if self.session_store is not None and not message.topic.startswith(b"$SYS/"):
+            if self.session_store.is_durable and not message.topic.startswith(b"$SYS/"):
                 self.session_store.store_retained(message)
                 self.stored_count += 1
         qos = message.qos
@@ -101,7 +108,7 @@ class Router:
                     stored_deliveries = []
                 stored_deliveries.append(delivery)
         # In a cluster, one member of all cells is chosen elsewhere.
-        if route.shares and (self.cluster is None or message.topic[0] == 0x24):
+        if route.shares and (not self.cluster.has_other_cells or message.topic[0] == 0x24):
             for share in route.shares:
                 if self.deliver_to_share(message, share, None):
                     recipient_count += 1
@@ -121,12 +128,10 @@ class Router:
         # First: a queue may refuse the message.
         if route.bindings and self.queue_handler is not None:
             recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
-        session_store = self.session_store
-        if message.retain and (self.cluster is None or self.cluster.stores_retained(message.topic)):
+        if message.retain and self.cluster.stores_retained(message.topic):
             if not self.retained.reserve(message):
                 return -1
-            if session_store is not None:
-                session_store.store_retained(message)
+            self.session_store.store_retained(message)
         stored_deliveries: list[Delivery] = []
         for recipient in route.recipients:
             effective = _effective_recipient(recipient, origin)
@@ -144,7 +149,7 @@ class Router:
                 if delivery is not None:
                     stored_deliveries.append(delivery)
         # Else one member of all cells is chosen.
-        if self.cluster is None or message.topic[0] == 0x24:
+        if not self.cluster.has_other_cells or message.topic[0] == 0x24:
             for share in route.shares:
                 if self.deliver_to_share_after_commit(message, share):
                     recipient_count += 1
@@ -192,9 +197,8 @@ class Router:
                 self.counters.publishes_dropped += 1  # the limit was not reached when it arrived
 
     def _store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
-        if self.session_store is not None:
-            self.session_store.store_pending(message, deliveries)
-            self.stored_count += 1
+        self.session_store.store_pending(message, deliveries)
+        self.stored_count += 1
 
     def store_qos2_delivery(self, message: Publish, delivery: Delivery | None) -> None:
         """Store a QoS 2 delivery to a persistent session whose message is not stored otherwise.
@@ -248,7 +252,7 @@ class Router:
             session.subscription_bytes += estimate_filter_bytes(subscription.topic_filter)
         session.subscriptions[subscription.topic_filter] = subscription
         is_new = self.subscriptions.add(subscription)
-        if is_new and self.cluster is not None:
+        if is_new:
             self.cluster.change_interest(subscription.topic_filter, 1)
         return is_new
 
@@ -259,8 +263,7 @@ class Router:
         session.subscription_bytes -= estimate_filter_bytes(topic_filter)
         if session.retained_sender is not None:
             session.retained_sender.cancel(topic_filter)
-        if self.cluster is not None:
-            self.cluster.change_interest(topic_filter, -1)
+        self.cluster.change_interest(topic_filter, -1)
         return self.subscriptions.remove(session, topic_filter)
 
     def send_retained(self, subscription: Subscription, is_new: bool) -> None:
@@ -273,7 +276,7 @@ class Router:
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(SHARE_PREFIX):
             return
-        if self.cluster is not None:
+        if self.cluster.has_other_cells:
             self.cluster.send_retained(subscription)
             return
         session = subscription.session
@@ -310,7 +313,7 @@ class Router:
 
     def end_session(self, session: Session) -> None:
         """Remove the state of a session that has ended; shared messages go to other members."""
-        if session.persistent_id and self.session_store is not None:
+        if session.persistent_id:
             self.session_store.delete_session(session)
         session.retained_sender = None
         for topic_filter in list(session.subscriptions):
@@ -329,16 +332,15 @@ class Router:
         expires_at = delivery.message.expires_at
         if share is not None and (expires_at == 0.0 or expires_at > self.turn.now):
             is_delivered = self.deliver_to_share(delivery.message, share, excluded)
-            if not is_delivered and self.cluster is not None:
+            if not is_delivered:
                 self.cluster.forward_shared(delivery.message, share)
 
     def ack_after_commit(self, session: Session, packet: Publish) -> None:
         """Acknowledge `packet` after the records of this publish are committed."""
         if self.queue_handler is not None:
             self.queue_handler.exclusive_handler.apply_writes()
-        if self.session_store is not None:
-            self.session_store.notify_after_commit(session, session.make_tag(packet))
-            session.expect_commit(packet)
+        self.session_store.notify_after_commit(session, session.make_tag(packet))
+        session.expect_commit(packet)
 
     def needs_store(self, message: Publish, origin: Session) -> bool:
         """Return whether a publish needs the store, which accepts nothing at the moment.
@@ -346,7 +348,7 @@ class Router:
         Queues with a binding to the topic decide for themselves. If the store is only out of space,
         a retained message can still be deleted and a packet id recorded.
         """
-        if self.session_store is None:
+        if not self.session_store.is_durable:
             return False
         if message.retain and (message.payload or not self.is_out_of_space):
             return True
@@ -366,11 +368,7 @@ class Router:
 
     def is_store_saturated(self) -> bool:
         """Return whether the store accepts nothing and the limit of uncommitted bytes is hit."""
-        return (
-            self.unavailable_reason != ""
-            and self.session_store is not None
-            and self.session_store.is_saturated()
-        )
+        return self.unavailable_reason != "" and self.session_store.is_saturated()
 
     def set_unavailable(self, reason: str) -> None:
         """Set why the store accepts nothing; an empty reason means that it accepts records again.
@@ -383,11 +381,7 @@ class Router:
 
     def apply_backpressure(self, connection: Connection) -> None:
         """Pause the publisher if too many bytes wait for a commit."""
-        if (
-            self.session_store is not None
-            and self.session_store.is_saturated()
-            and connection.throttle()
-        ):
+        if self.session_store.is_saturated() and connection.throttle():
             self.throttled_connections.append(connection)
 
     def release_backpressure(self) -> None:
@@ -400,35 +394,9 @@ class Router:
 
     def store_session(self, session: Session, tag: i64) -> None:
         """Store a changed persistent session; with a tag, notify it after the commit."""
-        if self.session_store is not None:
-            self.session_store.store_session(session)
-            if tag:
-                self.session_store.notify_after_commit(session, tag)
-
-    def record_received(self, session: Session, packet_id: int, released: bool) -> None:
-        if self.session_store is not None:
-            self.session_store.record_received(session, packet_id, released)
-
-    def delete_pending(self, delivery: Delivery) -> None:
-        if self.session_store is not None:
-            self.session_store.delete_pending(delivery)
-
-    def notify_after_commit(self, session: Session, tag: i64) -> None:
-        """Call `session.on_committed(tag)` after everything recorded so far is committed."""
-        if self.session_store is not None:
+        self.session_store.store_session(session)
+        if tag:
             self.session_store.notify_after_commit(session, tag)
-
-    def record_sent(self, delivery: Delivery) -> None:
-        if self.session_store is not None:
-            self.session_store.record_sent(delivery)
-
-    def record_pubrec(self, delivery: Delivery) -> None:
-        if self.session_store is not None:
-            self.session_store.record_pubrec(delivery)
-
-    def record_completed(self, delivery: Delivery) -> None:
-        if self.session_store is not None:
-            self.session_store.record_completed(delivery)
 
     def settle_by_puback(self, lease: Lease, reason: i64) -> None:
         """Settle a delivery from a queue by its PUBACK."""

@@ -27,7 +27,7 @@ from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
 from sluice.broker.subscribe_options import SubscribeOptions
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.cluster.membership.placement import cell_of
 from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
     ABANDONED,
@@ -76,22 +76,7 @@ class Cell(LocalCell):
         self.all_answered: asyncio.Event | None = None
         self.is_lost = False
         self.cluster_port = CellClusterPort(node, self)
-        broker.is_local_client_id = self._owns_client
-        broker.router.cluster = self.cluster_port
-
-    def _owns_client(self, client_id: str) -> bool:
-        return cell_of(client_id, self.cluster_port.node.cells) == self.number
-
-    def attach_handlers(self) -> None:
-        """Connect the queue handler to the cluster, once the broker instance has one."""
-        queue_handler = self.broker.router.queue_handler
-        if queue_handler is not None:
-            queue_handler.cluster = self.cluster_port
-            queue_handler.service.is_in_same_cell = self._share_cell
-
-    def _share_cell(self, queue: str, other: str) -> bool:
-        cells = self.cluster_port.node.cells
-        return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
+        broker.router.join_cluster(self.cluster_port)
 
     def deliver(self, message: Publish, shares: list[bytes], fanout: Fanout | None) -> list[bytes]:
         """Deliver a message from another cell; return the shares that have no member here."""
@@ -137,9 +122,7 @@ class Cell(LocalCell):
             )
         if fanout is not None:
             fanout.expect_answer()
-            if (
-                is_will or router.stored_count != stored_before
-            ) and router.session_store is not None:
+            if is_will or router.stored_count != stored_before:
                 router.session_store.notify_after_commit(
                     PendingCommit(self.pending_commits, fanout), 0
                 )
@@ -152,8 +135,6 @@ class Cell(LocalCell):
         The result begins with SHARES_ONLY if the direct subscribers have received it.
         """
         session_store = self.broker.router.session_store
-        if session_store is None:
-            return shares
         cell, session = origin.cell, origin.session
         others = [
             name
@@ -175,16 +156,15 @@ class Cell(LocalCell):
             _inbox_key(origin.dedup_id, name)
             for name in ([SHARES_ONLY, *shares] if includes_direct else shares)
         ]
-        session_store = self.broker.router.session_store
-        if keys and session_store is not None:
+        if keys:
+            session_store = self.broker.router.session_store
             session_store.record_inbox(origin.cell, origin.session, origin.lowest_open_id, keys)
 
     def _answer_duplicate(self, fanout: Fanout) -> None:
         """Answer a publish that was applied before, once the current frame is committed."""
         session_store = self.broker.router.session_store
         fanout.expect_answer()
-        if session_store is not None:
-            session_store.notify_after_commit(PendingCommit(self.pending_commits, fanout), 0)
+        session_store.notify_after_commit(PendingCommit(self.pending_commits, fanout), 0)
         fanout.add_answer(1)
 
     async def wait_answered(self, seconds: float) -> None:
@@ -265,6 +245,8 @@ class CellClusterPort(ClusterPort):
     """The cluster port of one cell's broker."""
 
     def __init__(self, node: Node, cell: Cell) -> None:
+        super().__init__()
+        self.has_other_cells = True
         self.node = node
         self.cell_number = cell.number
         self._cell = cell
@@ -279,6 +261,9 @@ class CellClusterPort(ClusterPort):
         # For sessions with pending or started lookups.
         self.published_topics: dict[Session, PublishedTopics] = {}
         self._is_resume_scheduled = False
+
+    def owns_client(self, client_id: str) -> bool:
+        return cell_of(client_id, self.node.cells) == self.cell_number
 
     # ---- queues
 
@@ -323,13 +308,9 @@ class CellClusterPort(ClusterPort):
         router = self._router
         stored_before = router.stored_count
         session_store = router.session_store
-        is_exactly_once = (
-            packet.qos == 2 and session.persistent_id != 0 and session_store is not None
-        )
+        is_exactly_once = packet.qos == 2 and session.persistent_id != 0
         earlier_dedup_id = session.find_dedup_id(packet) if is_exactly_once else 0
-        dedup_id = earlier_dedup_id or (
-            session_store.new_dedup_id() if is_exactly_once and session_store is not None else 0
-        )
+        dedup_id = earlier_dedup_id or (session_store.new_dedup_id() if is_exactly_once else 0)
         targets, shares = self._targets_for(packet, dedup_id)
         if packet.retain:
             self._cell.note_published(packet)
@@ -373,7 +354,7 @@ class CellClusterPort(ClusterPort):
             fanout.source, fanout.session, fanout.epoch = self._source, session, epoch
             if packet.retain:
                 self._source.latest[packet.topic] = packet
-            if is_exactly_once and session_store is not None:
+            if is_exactly_once:
                 lowest = session.add_to_outbox(packet, dedup_id)
                 fanout.origin = PublishOrigin(
                     self.cell_number, session.persistent_id, dedup_id, lowest
@@ -383,7 +364,7 @@ class CellClusterPort(ClusterPort):
                 )
                 session_store.record_outbox(session, int(packet.packet_id), dedup_id, then)
             else:
-                if awaits_commit and session_store is not None:
+                if awaits_commit:
                     session_store.notify_after_commit(PendingCommit(set(), fanout), 0)
                 self._send_to_cells(packet, targets, unassigned, fanout, receivers)
         else:
@@ -416,7 +397,7 @@ class CellClusterPort(ClusterPort):
         queue accepts a message id only once.
         """
         session_store = self._router.session_store
-        if session_store is None or not session.persistent_id:
+        if not session.persistent_id:
             set_message_id(packet, secrets.token_hex(12))
             then()
             return

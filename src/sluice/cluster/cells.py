@@ -39,19 +39,25 @@ def owner_of(coordinator: Coordinator, cell: int) -> NodeInfo | None:
 
 
 class CellInstance(Protocol):
-    """The broker instance behind a cell: commit loop and store."""
+    """The broker instance behind a cell, with its commit loop and store."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    async def open(self) -> None:
+        """Recover the content of the store."""
 
     async def flush(self) -> None: ...
 
     async def close(self, keep: bool = True) -> None: ...
 
 
-class OpenCellInstance(Protocol):
-    """Builds the broker instance of a cell around its broker and recovers its store."""
+class MakeCellInstance(Protocol):
+    """Builds the broker instance of a cell, which is not open yet."""
 
     def __call__(
-        self, number: int, cell: Cell, take_over: bool, failed: Callable[[], None], /
-    ) -> Awaitable[CellInstance]: ...
+        self, number: int, take_over: bool, failed: Callable[[], None], /
+    ) -> CellInstance: ...
 
 
 @dataclass
@@ -69,15 +75,13 @@ class Cells:
         self,
         node: Node,
         coordinator: Coordinator,
-        make_broker: Callable[[], Broker],
-        open_instance: OpenCellInstance,
+        make_instance: MakeCellInstance,
     ) -> None:
         self.this_node: NodeInfo | None = None  # None: this node is not in the cluster
         self.open_cells: dict[int, OpenCell] = {}
         self._node = node
         self._coordinator = coordinator
-        self._make_broker = make_broker
-        self._open_instance = open_instance
+        self._make_instance = make_instance
         self._transitions: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_leaving = False
@@ -141,11 +145,12 @@ class Cells:
         # and must not take the store from the new owner.
         if not await self._coordinator.claim(number, claimant):
             return
-        cell = Cell(self._node, number, self._make_broker())
+        instance = self._make_instance(
+            number, claimant is not None, lambda: self._on_store_failed(number, cell)
+        )
+        cell = Cell(self._node, number, instance.broker)
         try:
-            instance = await self._open_instance(
-                number, cell, claimant is not None, lambda: self._on_store_failed(number, cell)
-            )
+            await instance.open()
         except BaseException:
             cell.broker.close()
             raise

@@ -68,13 +68,14 @@ class QueueService:
         templates: QueueTemplates,
         schema_error: Callable[[str], str] | None = None,
         webhook_error: Callable[[str], str] | None = None,
+        is_in_same_cell: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._templates: QueueTemplates = templates
         self._schema_error = schema_error
         self._webhook_error = webhook_error
         # In a cluster: whether two queues are in the same cell.
-        self.is_in_same_cell: Callable[[str, str], bool] | None = None
+        self._is_in_same_cell = is_in_same_cell
         self._samplers: dict[int, Sampler] = {}  # by qid
         self.config_changes: int = 0  # number of changes
 
@@ -111,10 +112,10 @@ class QueueService:
 
     def _check_same_cell(self, rules: QueueRules) -> None:
         """Refuse a dead-letter queue in another cell: messages move within one store."""
-        if self.is_in_same_cell is None:
+        if self._is_in_same_cell is None:
             return
         for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_queue_name):
-            if name and not self.is_in_same_cell(rules.name, name):
+            if name and not self._is_in_same_cell(rules.name, name):
                 raise InvalidQueueConfig(
                     f"dlq_config names {name!r}, which is in another cell of the cluster "
                     f"than {rules.name!r}",

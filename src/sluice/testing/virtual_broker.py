@@ -15,29 +15,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
-from sluice.broker.acl.access import AnonymousAccess
-from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BrokerCommitListener
-from sluice.broker.limits import Limits
-from sluice.broker.namespaces.admin_topics import AdminTopics
-from sluice.broker.namespaces.queues.handler import QueueHandler
-from sluice.broker.namespaces.responses import Responses
 from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
-from sluice.broker.sessions.session_store import SessionStore
+from sluice.broker_core import BrokerCore
 from sluice.client import Client
 from sluice.client.queues.publisher import SendOptions
-from sluice.json_schema import build_validator, find_schema_error
 from sluice.message import Message, decode_headers
-from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
 from sluice.queues.effects import Alert
-from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import RestoredRecord as KeptRecord
 from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
 from sluice.queues.names import format_message_id
-from sluice.queues.service import QueueService
 from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.testing.virtual_time import VirtualTime
@@ -242,7 +228,7 @@ class VirtualBroker:
 
     def _read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self._runner.reads.read_messages([(partition, seq)], found.extend)
+        self._commit_loop.reads.read_messages([(partition, seq)], found.extend)
         self.time.run_ready()
         assert found[0] is not None
         return found[0]
@@ -251,40 +237,11 @@ class VirtualBroker:
 
     def _build(self) -> None:
         clock = self.time
-        broker = Broker(
-            clock, Limits(), AnonymousAccess(True), lambda event, facts: None, clock.clock
-        )
-        self._broker = broker
-        router = broker.router
-        self._engine = engine = Engine(
-            self._queue_templates.rules_for, self._draw, codec=ZstdCodec()
-        )
-        store = MemoryStore(clock.call_soon)
-        self._runner = runner = CommitLoop(
-            engine,
-            store,
-            clock.clock,
-            clock.call_later,
-            broker.turn.flush_connections,
-            self._report,
-        )
-        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        found: list[list[KeptRecord]] = []
-        runner.restore_broker_state(found.append)
-        clock.run_ready()
-        router.session_store = SessionStore(engine.broker_state, broker.turn)
-        broker.turn.commit_with(runner)
-        runner.add_listener(BrokerCommitListener(router))
-        service = QueueService(engine, self._queue_templates, find_schema_error)
-        queue_handler = QueueHandler(
-            engine, broker.turn, router.subscriptions, service, build_validator
-        )
-        router.queue_handler = queue_handler
-        queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
-        queue_handler.responses = Responses(router, broker.scheduler)
-        queue_handler.rebuild_bindings()
-        router.session_store.restore(found[0], router, broker.registry)
-        router.retained.on_deleted = router.session_store.delete_retained
+        core = BrokerCore(clock, self._queue_templates, clock=clock.clock, draw=self._draw)
+        core.open(MemoryStore(clock.call_soon), self._report)
+        self._broker = core.broker
+        self._engine = core.engine
+        self._commit_loop = core.commit_loop
         clock.run_ready()
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:

@@ -7,28 +7,14 @@ clock.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sluice.broker.acl.access import AnonymousAccess
-from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.admin_topics import AdminTopics
-from sluice.broker.namespaces.queues.handler import QueueHandler
-from sluice.broker.namespaces.responses import Responses
-from sluice.broker.sessions.session_store import SessionStore
-from sluice.json_schema import build_validator, find_schema_error
-from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
+from sluice.broker_core import BrokerCore
 from sluice.queues.effects import Alert
-from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue import Queue
-from sluice.queues.service import QueueService
 from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
@@ -78,38 +64,20 @@ class QueueHarness(BrokerHarness):
 
     def _build(self) -> None:
         loop = self.loop
-        broker = Broker(loop, self.limits, AnonymousAccess(True), self._record_log, loop.clock)
-        self.broker = broker
-        router = broker.router
-        engine = Engine(self._queue_templates.rules_for, lambda: 0.5, codec=ZstdCodec())
-        self.engine = engine
-        commit_loop = CommitLoop(
-            engine,
-            self.store,
-            loop.clock,
-            loop.call_later,
-            broker.turn.flush_connections,
-            self._report,
+        core = BrokerCore(
+            loop,
+            self._queue_templates,
+            limits=self.limits,
+            log=self._record_log,
+            clock=loop.clock,
+            draw=lambda: 0.5,
+            queues_enabled=self._queues,
         )
-        self.commit_loop = commit_loop
-        commit_loop.open(lambda name, text: read_config(json.loads(text), name).rules())
-        found: list[list[RestoredRecord]] = []
-        commit_loop.restore_broker_state(found.append)
-        loop.settle()
-        router.session_store = SessionStore(engine.broker_state, broker.turn)
-        broker.turn.commit_with(commit_loop)
-        commit_loop.add_listener(BrokerCommitListener(router))
-        if self._queues:
-            service = QueueService(engine, self._queue_templates, find_schema_error)
-            queue_handler = QueueHandler(
-                engine, broker.turn, router.subscriptions, service, build_validator
-            )
-            router.queue_handler = queue_handler
-            queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
-            queue_handler.responses = Responses(router, broker.scheduler)
-            queue_handler.rebuild_bindings()
-        router.session_store.restore(found[0], router, broker.registry)
-        router.retained.on_deleted = router.session_store.delete_retained
+        self.core = core
+        self.broker = core.broker
+        self.engine = core.engine
+        core.open(self.store, self._report)
+        self.commit_loop = core.commit_loop
         loop.settle()
 
     def _record_log(self, event: str, facts: dict[str, object]) -> None:

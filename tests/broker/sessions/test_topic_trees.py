@@ -12,6 +12,7 @@ from sluice.broker.limits import Limits
 from sluice.broker.router import Router
 from sluice.broker.sessions.retained import LEVEL_BYTES, Match, RetainedMessages
 from sluice.broker.sessions.session import Session
+from sluice.broker.sessions.session_store import VolatileSessionStore
 from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree
 from sluice.broker.turn import Turn
 from sluice.metrics import Counters
@@ -44,7 +45,8 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), FILTERS, TOPICS), m
 
 def sessions() -> list[Session]:
     limits = Limits()
-    router = Router(limits, Turn(lambda callback: None, lambda: 1.0), Counters())
+    turn = Turn(lambda callback: None, lambda: 1.0)
+    router = Router(limits, turn, Counters(), VolatileSessionStore())
     return [Session(name, router) for name in "abc"]
 
 

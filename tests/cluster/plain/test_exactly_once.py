@@ -37,7 +37,7 @@ async def lose(net: MemoryCluster, name: str, stored: bool) -> None:
 async def hold(net: MemoryCluster, cell: int) -> Callable[[], bool]:
     """Hold the store of a cell; return a check whether it was given a frame since."""
     store = net.stores[cell]
-    await net.nodes[net.owners[cell] or ""].cores[cell].flush()
+    await net.nodes[net.owners[cell] or ""].hosts[cell].flush()
     store.hold()
     before = store.count_unsynced()
     return lambda: store.count_unsynced() > before
@@ -70,7 +70,7 @@ async def test_connected_receiver_gets_the_message_after_its_cell_has_stored_it(
         net.nodes["a"].client(client_in(1, "publisher"), **LASTING) as publisher,
     ):
         await reader.subscribe("news/#", qos=2)
-        sent = net.nodes[net.owners[cell] or ""].cores[cell]._broker.counters
+        sent = net.nodes[net.owners[cell] or ""].hosts[cell].broker.counters
         before = sent.publishes_sent
         is_given = await hold(net, cell)
         publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))

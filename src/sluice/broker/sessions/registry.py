@@ -125,7 +125,7 @@ class SessionRegistry:
         ):
             handler.publish_will(will)
             return
-        if self._router.cluster is not None:
+        if self._router.cluster.has_other_cells:
             self._router.cluster.publish_will(will, session)
             return
         try:

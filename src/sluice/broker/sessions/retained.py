@@ -70,10 +70,22 @@ class _Level:
                 self._listing = None  # running walks keep the old list
 
 
-class RetainedMessages:
-    """A tree by topic level, so that a filter walks only the topics below its own prefix."""
+def _ignore_topic(topic: bytes) -> None:
+    """Do nothing with a deleted topic."""
 
-    def __init__(self, limit: int, byte_limit: int) -> None:
+
+class RetainedMessages:
+    """A tree by topic level, so that a filter walks only the topics below its own prefix.
+
+    `on_deleted` is called with each topic whose message was deleted.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        byte_limit: int,
+        on_deleted: Callable[[bytes], None] = _ignore_topic,
+    ) -> None:
         self._root = _Level()
         self._limit = limit
         self._byte_limit = byte_limit
@@ -86,8 +98,7 @@ class RetainedMessages:
         self.changes: i64 = 0  # counts stored messages; see `_Level.change_number`
         self._reserved: dict[bytes, Publish] = {}  # waiting for a commit: not visible yet
         self._reserved_bytes: int = 0
-        # Called with each topic whose message was deleted.
-        self.on_deleted: Callable[[bytes], None] | None = None
+        self._on_deleted = on_deleted
 
     def put(self, message: Publish, is_server_owned: bool) -> bool:
         """Store `message`, or delete the topic's message if the payload is empty [MQTT-3.3.1-6].
@@ -223,8 +234,7 @@ class RetainedMessages:
                 break
             path[depth - 1].remove(levels[depth - 1])
             self.total_bytes -= 0 if path[depth].is_server_owned else LEVEL_BYTES
-        if self.on_deleted is not None:
-            self.on_deleted(topic)
+        self._on_deleted(topic)
 
     def find(self, topic: bytes, now: float) -> Publish | None:
         """Return the message of `topic`, unless it has expired."""

@@ -182,7 +182,7 @@ class Session(Publisher):
         router = self.router
         if router.unavailable_reason and not self._can_skip_store(packet, connection):
             return
-        if router.cluster is not None:
+        if router.cluster.has_other_cells:
             router.cluster.publish(packet, self, connection)
             return
         stored_before = router.stored_count
@@ -326,7 +326,7 @@ class Session(Publisher):
             )
         unreleased.add(packet_id)
         if self.persistent_id:
-            self.router.record_received(self, packet_id, False)
+            self.router.session_store.record_received(self, packet_id, False)
         return True
 
     def refuse(
@@ -337,7 +337,7 @@ class Session(Publisher):
             self._unreleased.discard(int(packet.packet_id))
             self.remove_from_outbox(int(packet.packet_id))
             if self.persistent_id:
-                self.router.record_received(self, int(packet.packet_id), True)
+                self.router.session_store.record_received(self, int(packet.packet_id), True)
         if self.version != V5:
             connection.end(int(reason), reason_string)
         elif packet.qos > 0:
@@ -424,7 +424,7 @@ class Session(Publisher):
             self._send_committed_qos2(delivery, connection)
         elif self.has_ended:
             if delivery.pending_message is not None:
-                self.router.delete_pending(delivery)
+                self.router.session_store.delete_pending(delivery)
             self.router.reassign_shared(delivery, self)
         elif delivery.qos == 0:
             if connection is not None and (
@@ -466,7 +466,7 @@ class Session(Publisher):
         """Drop a delivery that has a packet id and is larger than the client allows."""
         self.inflight.remove(delivery.packet_id)
         if delivery.persistent_id:
-            self.router.record_completed(delivery)
+            self.router.session_store.record_completed(delivery)
         self._abandon(delivery)
 
     def deliver_lease(self, message: Publish, consumer: QueueConsumer, lease: Lease) -> None:
@@ -559,7 +559,7 @@ class Session(Publisher):
         not claim to the client that it has the message.
         """
         if packet.qos == 2 and self.persistent_id:
-            self.router.record_received(self, int(packet.packet_id), True)
+            self.router.session_store.record_received(self, int(packet.packet_id), True)
 
     def find_dedup_id(self, packet: Publish) -> int:
         """Return the dedup id under which a resent QoS 2 message was already forwarded, or 0."""
@@ -594,7 +594,7 @@ class Session(Publisher):
         """Acknowledge a publish whose result came later: from another cell or a batched write."""
         if reason == 0 or (self.version != V5 and (is_settlement or reason < 0x80)):
             if packet.qos == 2 and self.persistent_id and self._unreleased is not None:
-                self.router.record_received(self, int(packet.packet_id), False)
+                self.router.session_store.record_received(self, int(packet.packet_id), False)
                 self.remove_from_outbox(int(packet.packet_id))
             self.on_committed(packet.packet_id | (packet.qos << 16) | (connection_epoch << 20))
             return
@@ -643,7 +643,7 @@ class Session(Publisher):
             self.inflight.add(packet_id, delivery)
             delivery.is_committing = True
             if delivery.pending_message is not None:
-                self.router.record_sent(delivery)
+                self.router.session_store.record_sent(delivery)
             self.router.forwarder.defer_delivery(self, delivery)
             return True
         if connection.send_publish(
@@ -679,7 +679,7 @@ class Session(Publisher):
         """Free the memory and the pending message of a delivery that has ended."""
         self.buffered_bytes -= delivery.size
         if delivery.pending_message is not None:
-            self.router.delete_pending(delivery)
+            self.router.session_store.delete_pending(delivery)
 
     def _count_drop(self) -> None:
         self.dropped_count += 1
@@ -779,7 +779,7 @@ class Session(Publisher):
                 if self._unreleased is not None:
                     self._unreleased.discard(packet_id)
                 if self.persistent_id:
-                    self.router.record_received(self, packet_id, True)
+                    self.router.session_store.record_received(self, packet_id, True)
             if self.persistent_id:
                 # After PUBCOMP the client may reuse the id for another message. This also holds for
                 # an unknown id: the record of its release may be on its way to the store.
@@ -807,17 +807,17 @@ class Session(Publisher):
             # A client that has PUBREL is done with the id: PUBLISH must not be resent after it.
             delivery.is_released = True
             delivery.is_committing = True
-            self.router.record_pubrec(delivery)
+            self.router.session_store.record_pubrec(delivery)
             self._notify_after_commit(TAG_PUBREL, packet.packet_id)
         elif packet.kind == PUBREC or delivery.is_released:
             if delivery.persistent_id:
-                self.router.record_completed(delivery)
+                self.router.session_store.record_completed(delivery)
             self._complete(packet.packet_id, delivery)
         else:
             raise ProtocolViolation("a PUBCOMP arrived before the PUBREC of its delivery")
 
     def _notify_after_commit(self, kind: i64, packet_id: i64) -> None:
-        self.router.notify_after_commit(
+        self.router.session_store.notify_after_commit(
             self, packet_id | (kind << 16) | (self._connection_epoch << 20)
         )
 
@@ -845,7 +845,7 @@ class Session(Publisher):
         reason_string: str,
     ) -> None:
         """Send a SUBACK or UNSUBACK; for a persistent session, after the change is committed."""
-        if self.persistent_id and self.router.session_store is not None:
+        if self.persistent_id:
             self._pending_subacks[packet_id] = (head, reasons, reason_string)
             self.router.store_session(
                 self, packet_id | (TAG_SUBACK << 16) | (self._connection_epoch << 20)

@@ -39,8 +39,82 @@ PENDING_RETAINED_KEY: Final = "owed_retained"
 MAX_UNCOMMITTED_BYTES: Final = 8_388_608
 
 
-class SessionStore:
+class VolatileSessionStore:
+    """Stores nothing: sessions and retained messages end with the broker.
+
+    No session is persistent then, so the methods for persistent sessions are never called.
+    """
+
+    def __init__(self) -> None:
+        self.is_durable: bool = False
+
+    def notify_after_commit(self, publisher: Publisher, tag: i64) -> None:
+        """Call `publisher.on_committed(tag)` after everything recorded so far is committed."""
+
+    def open_frame_number(self) -> i64:
+        """Return the number of the open frame."""
+        return 0
+
+    def is_saturated(self) -> bool:
+        """Return whether too many bytes wait for a commit."""
+        return False
+
+    def store_retained(self, message: Publish) -> None:
+        """Store a retained message, or its deletion if it is empty."""
+
+    def delete_retained(self, topic: bytes) -> None: ...
+
+    def store_session(self, session: Session) -> None:
+        """Store a persistent session that has begun or changed."""
+
+    def delete_session(self, session: Session) -> None: ...
+
+    def record_received(self, session: Session, packet_id: int, released: bool) -> None:
+        """Record an incoming QoS 2 message of a persistent session, or its release."""
+
+    def new_dedup_id(self) -> int:
+        return 0
+
+    def record_outbox(
+        self, session: Session, packet_id: int, dedup_id: int, publisher: Publisher
+    ) -> None:
+        """Record that an incoming QoS 2 message goes to other cells.
+
+        Notify `publisher` after the commit.
+        """
+
+    def has_in_inbox(self, cell: int, session: int, key: int) -> bool:
+        return False
+
+    def record_inbox(
+        self, cell: int, session: int, lowest_open_id: int, keys: list[int]
+    ) -> None: ...
+
+    def store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
+        """Store one message for persistent sessions, once, until all of them have received it."""
+
+    def record_sent(self, delivery: Delivery) -> None:
+        """Store the packet id of a QoS 2 message: it may only be resent under that id."""
+
+    def record_pubrec(self, delivery: Delivery) -> None:
+        """Store the receipt of PUBREC: the message is no longer needed, its packet id is."""
+
+    def record_completed(self, delivery: Delivery) -> None: ...
+
+    def delete_pending(self, delivery: Delivery) -> None: ...
+
+    def restore(
+        self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
+    ) -> None:
+        """Restore sessions and retained messages first, then pending messages in their order."""
+
+
+class SessionStore(VolatileSessionStore):
+    """Records in the log of the queues."""
+
     def __init__(self, state: BrokerState, turn: Turn) -> None:
+        super().__init__()
+        self.is_durable = True
         self._state: BrokerState = state
         self._turn: Turn = turn
 
@@ -53,11 +127,9 @@ class SessionStore:
         self._state.frame_builder.add_commit_waiter(publisher, tag)
 
     def open_frame_number(self) -> i64:
-        """Return the number of the open frame."""
         return self._state.frame_builder.frame_number
 
     def is_saturated(self) -> bool:
-        """Return whether too many bytes wait for a commit."""
         return self._state.frame_builder.size() > MAX_UNCOMMITTED_BYTES
 
     # ---- retained messages
@@ -76,7 +148,6 @@ class SessionStore:
     # ---- sessions
 
     def store_session(self, session: Session) -> None:
-        """Store a persistent session that has begun or changed."""
         if session.persistent_id == 0:
             session.persistent_id = int(self._state.next_session_id)
             self._state.next_session_id += 1
@@ -93,7 +164,6 @@ class SessionStore:
             self._state.forget_session(session.persistent_id)
 
     def record_received(self, session: Session, packet_id: int, released: bool) -> None:
-        """Record an incoming QoS 2 message of a persistent session, or its release."""
         self._state.record_received(
             session.persistent_id, packet_id, released, self._timestamp_ms()
         )
@@ -106,10 +176,6 @@ class SessionStore:
     def record_outbox(
         self, session: Session, packet_id: int, dedup_id: int, publisher: Publisher
     ) -> None:
-        """Record that an incoming QoS 2 message goes to other cells.
-
-        Notify `publisher` after the commit.
-        """
         self._state.record_outbox(session.persistent_id, packet_id, dedup_id, self._timestamp_ms())
         self.notify_after_commit(publisher, 0)
 
@@ -122,7 +188,6 @@ class SessionStore:
     # ---- pending messages
 
     def store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
-        """Store one message for persistent sessions, once, until all of them have received it."""
         recipients = [delivery.persistent_id for delivery in deliveries]
         out = BytesWriter()
         write_recipients(out, recipients)
@@ -142,7 +207,6 @@ class SessionStore:
                 self.record_sent(delivery)
 
     def record_sent(self, delivery: Delivery) -> None:
-        """Store the packet id of a QoS 2 message: it may only be resent under that id."""
         pending_message = delivery.pending_message
         if pending_message is not None:
             self._state.record_sent(
@@ -153,7 +217,6 @@ class SessionStore:
             )
 
     def record_pubrec(self, delivery: Delivery) -> None:
-        """Store the receipt of PUBREC: the message is no longer needed, its packet id is."""
         self._state.record_sent(
             delivery.persistent_id, int(delivery.packet_id), 0, self._timestamp_ms()
         )
@@ -176,7 +239,6 @@ class SessionStore:
     def restore(
         self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
     ) -> None:
-        """Restore sessions and retained messages first, then pending messages in their order."""
         by_sid: dict[int, Session] = {}
         unsent_retained: list[tuple[Session, list[bytes]]] = []
         for entry in entries:
@@ -202,7 +264,7 @@ class SessionStore:
                     delivery.persistent_id = sid
                     delivery.is_released = True
                     session.restore_sent(delivery, packet_id)
-        if router.cluster is None:
+        if not router.cluster.has_other_cells:
             # All retained and all pending messages are in memory now.
             for session, filters in unsent_retained:
                 router.resume_retained(session, filters)

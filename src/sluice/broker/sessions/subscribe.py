@@ -119,7 +119,6 @@ def _subscribe_one(
     if (
         reason < 0x80
         and handler is not None
-        and cluster is not None
         and not session.is_proxy
         and cluster.matches_remote(topic_filter)
     ):
@@ -147,7 +146,7 @@ def _subscribe_one(
 def wait_for_cluster(session: Session, suback: PendingSuback) -> bool:
     """Return whether the SUBACK waits until the other nodes know the new filters."""
     cluster = session.router.cluster
-    if cluster is None or not suback.subscriptions:
+    if not cluster.has_other_cells or not suback.subscriptions:
         return False
     cluster.after_interest_known(suback.finish_one, suback.fail)
     return True
@@ -185,7 +184,7 @@ def _subscribe_remote(
     """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
     handler = session.router.queue_handler
     cluster = session.router.cluster
-    assert handler is not None and cluster is not None
+    assert handler is not None
     topic_filter = request.topic_filter
     options = read_options(packet, min(granted, 1))
     if cluster.matches_local(topic_filter):

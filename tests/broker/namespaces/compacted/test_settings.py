@@ -13,7 +13,7 @@ import pytest
 from sluice.access.authenticator import Authenticator
 from sluice.app import make_authenticators, make_limits
 from sluice.broker.broker import Broker as Core
-from sluice.broker_core import BrokerCore
+from sluice.broker_host import BrokerHost
 from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
 from tests.support.broker_process import Broker, StartBroker
@@ -68,8 +68,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
     """Run a server in this process, whose parts are accessible; yield it and its port."""
     loop = asyncio.get_running_loop()
     authenticator: Authenticator = make_authenticators(settings)[0]
-    core = Core(loop, make_limits(settings), authenticator, lambda event, facts: None)
-    harness = BrokerCore(settings, core, lambda: None)
+    harness = BrokerHost(settings, make_limits(settings), authenticator, lambda: None)
+    core = harness.broker
     await harness.open()
     # Duck typing: it has no asyncio base class.
     connect = cast(Callable[[], asyncio.Protocol], core.connect)

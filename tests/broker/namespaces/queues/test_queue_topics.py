@@ -9,9 +9,9 @@ import pytest
 
 from sluice.broker.cluster_port import ClusterPort
 from sluice.broker.sessions.subscriptions import TopicBinding
-from sluice.broker_core import check_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
+from sluice.queue_settings import check_templates
 from sluice.queues.config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.packets import V311, Ack
 from sluice.wire.properties import PUBCOMP, PUBREL
@@ -310,6 +310,7 @@ class RecordingClusterPort(ClusterPort):
     """Collect the filters that a cell announces to the nodes of its cluster."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.announced: list[list[bytes]] = []
 
     def on_bindings_changed(self, bindings: list[TopicBinding]) -> None:
@@ -323,10 +324,11 @@ def test_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(
     make_bound(harness, DEEPEST, DEEPEST + "/a")
     nodes, queue_handler = RecordingClusterPort(), harness.broker.router.queue_handler
     assert queue_handler is not None
-    queue_handler.cluster = nodes
+    nodes.has_other_cells = True
+    harness.broker.router.join_cluster(nodes)
     for _ in range(2):
         queue_handler.rebuild_bindings()
-    queue_handler.cluster = None
+    harness.broker.router.join_cluster(ClusterPort())
     harness.broker.turn.schedule_flush()
     harness.loop.settle()
     assert nodes.announced == [[DEEPEST.encode()]] * 2

@@ -46,7 +46,7 @@ from sluice.broker.namespaces.queues.queue_topics import (
     strip_message_ids,
 )
 from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
-from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree, TopicBinding
+from sluice.broker.sessions.subscriptions import Subscription, TopicBinding
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import (
@@ -82,10 +82,10 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.cluster_port import ClusterPort
     from sluice.broker.namespaces.admin_topics import AdminTopics
     from sluice.broker.namespaces.responses import Responses
     from sluice.broker.net.connection import Connection
+    from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
@@ -124,17 +124,16 @@ class QueueHandler:
     def __init__(
         self,
         engine: Engine,
-        turn: Turn,
-        subscriptions: SubscriptionTree,
+        router: Router,
         service: QueueService,
         make_validator: Callable[[str], Validator],
     ) -> None:
         self.engine: Engine = engine
         self.service: QueueService = service
         # Serves $ECQ/.
-        self.exclusive_handler: ExclusiveQueueHandler = ExclusiveQueueHandler(engine, turn)
-        self._turn: Turn = turn
-        self._subscriptions: SubscriptionTree = subscriptions
+        self.exclusive_handler: ExclusiveQueueHandler = ExclusiveQueueHandler(engine, router.turn)
+        self._router: Router = router
+        self._turn: Turn = router.turn
         self._make_validator = make_validator
         self._validators: dict[str, Validator] = {}
         self._topic_cache: dict[bytes, QueueTopic] = {}
@@ -142,10 +141,9 @@ class QueueHandler:
         self._token = DeliveryToken()  # reused: the token of the current settlement
         self._next_warning_at: float = 0.0  # when a wrong token may be logged again
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
-            engine, self.create_queue, turn, self._begin_command
+            engine, self.create_queue, router.turn, self._begin_command
         )
         self._ignored_bindings: set[bytes] = set()  # bindings that were logged
-        self.cluster: ClusterPort | None = None  # None: all queues are in this process
         # Handles $admin/...
         self.admin_topics: AdminTopics | None = None
         # Handles $queue/responses/...
@@ -200,12 +198,12 @@ class QueueHandler:
         parsed = self._topic_cache.get(topic)
         if parsed is None:
             parsed = self._parse_topic(topic)
-            if self.cluster is not None and not session.is_proxy:
-                parsed.cell = self.cluster.cell_for(topic, packet.payload)
+            if not session.is_proxy:
+                parsed.cell = self._router.cluster.cell_for(topic, packet.payload)
         verb = parsed.verb
-        if parsed.cell >= 0 and self.cluster is not None:
+        if parsed.cell >= 0:
             is_settlement = ACK <= verb <= RELEASE
-            self.cluster.get_proxies(session).publish(
+            self._router.cluster.get_proxies(session).publish(
                 parsed.cell, packet, is_settlement, connection
             )
             return
@@ -238,10 +236,10 @@ class QueueHandler:
 
     def _publish_exclusive(self, packet: Publish, session: Session, connection: Connection) -> None:
         """Publish a value to an exclusive queue, which is in the cell of its owner."""
-        if self.cluster is not None and not session.is_proxy:
-            cell = self.cluster.cell_for(packet.topic, packet.payload)
+        if not session.is_proxy:
+            cell = self._router.cluster.cell_for(packet.topic, packet.payload)
             if cell >= 0:
-                self.cluster.get_proxies(session).publish(cell, packet, False, connection)
+                self._router.cluster.get_proxies(session).publish(cell, packet, False, connection)
                 return
         self.exclusive_handler.publish(packet, session, connection)
 
@@ -390,17 +388,17 @@ class QueueHandler:
     def rebuild_bindings(self) -> None:
         """Recompute which plain topics are bound, after a queue was created, changed or deleted."""
         bindings: list[TopicBinding] = []
+        cluster = self._router.cluster
         for queue in self.engine.queues.values():
             if queue.rules.bindings:
                 for binding in json.loads(queue.config_json)["bindings"]:
                     topic_filter: bytes = binding["topic"].encode()
-                    if self.cluster is not None and self._is_too_deep(queue, topic_filter):
+                    if cluster.has_other_cells and self._is_too_deep(queue, topic_filter):
                         continue
                     headers = [(name, value) for name, value in binding["headers"].items()]
                     bindings.append(TopicBinding(queue.name, topic_filter, headers))
-        self._subscriptions.set_bindings(bindings)
-        if self.cluster is not None:
-            self.cluster.on_bindings_changed(bindings)
+        self._router.subscriptions.set_bindings(bindings)
+        cluster.on_bindings_changed(bindings)
 
     def _is_too_deep(self, queue: Queue, topic_filter: bytes) -> bool:
         """Return whether a cluster cannot route by a stored binding, and warn once.
@@ -486,11 +484,10 @@ class QueueHandler:
 
     def publish_will(self, will: Publish) -> None:
         """Publish a will to a queue. No client is left to receive a refusal, so it is logged."""
-        if self.cluster is not None:
-            cell = self.cluster.cell_for(will.topic, will.payload)
-            if cell >= 0:
-                self.cluster.send_will(cell, will)
-                return
+        cell = self._router.cluster.cell_for(will.topic, will.payload)
+        if cell >= 0:
+            self._router.cluster.send_will(cell, will)
+            return
         if starts_with(will.topic, ECQ_PREFIX):
             self.exclusive_handler.publish_will(will)
             return
@@ -712,13 +709,10 @@ class QueueHandler:
         if starts_with(topic_filter, ECQ_PREFIX):
             self.exclusive_handler.restore_subscription(session, options)
             return
-        if (
-            self.cluster is not None
-            and not session.is_proxy
-            and self.cluster.matches_remote(topic_filter)
-        ):
-            self.cluster.restore_subscription(session, topic_filter, options)
-            if not self.cluster.matches_local(topic_filter):
+        cluster = self._router.cluster
+        if not session.is_proxy and cluster.matches_remote(topic_filter):
+            cluster.restore_subscription(session, topic_filter, options)
+            if not cluster.matches_local(topic_filter):
                 return
         self._begin_command()
         try:
@@ -731,12 +725,8 @@ class QueueHandler:
         if starts_with(topic_filter, ECQ_PREFIX):
             return self.exclusive_handler.unsubscribe(session, topic_filter)
         self._begin_command()
-        if (
-            self.cluster is not None
-            and not session.is_proxy
-            and self.cluster.matches_remote(topic_filter)
-        ):
-            self.cluster.get_proxies(session).unsubscribe(topic_filter)
+        if not session.is_proxy and self._router.cluster.matches_remote(topic_filter):
+            self._router.cluster.get_proxies(session).unsubscribe(topic_filter)
         return self.queue_subscriptions.unsubscribe(session, topic_filter)
 
     # ---- sessions connect, disconnect and end
