@@ -22,13 +22,13 @@ from sluice.broker.namespaces.responses import Responses
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
-from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import RestoredRecord
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.log import RestoredRecord
+from sluice.queues.model import QueueRules
 from sluice.queues.service import QueueService
 from sluice.queues.templates import QueueTemplates
 from sluice.store.protocol import RecoveryReport, Store

@@ -10,9 +10,9 @@ from sluice.cluster.membership.placement import cell_of_queue
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, InvalidQueueConfig, SluiceError
 from sluice.json_schema import find_schema_error
-from sluice.queues.compacted.exclusive import ExclusiveRules
+from sluice.queues.compacted import ExclusiveRules
 from sluice.queues.config import DEFAULT_PARTITIONS, check_new_bindings, read_config
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.model import QueueRules
 from sluice.queues.templates import QueueTemplates, Template
 from sluice.wire.topics import has_wildcard, matches
 

@@ -17,7 +17,7 @@ from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
 
 if TYPE_CHECKING:
-    from sluice.queues.recovery.note_decoder import QueueNoteDecoder
+    from sluice.queues.recovery import QueueNoteDecoder
     from sluice.store.redis import RedisStore, StoreStats
 
 
@@ -89,7 +89,7 @@ class OpenedRedisStore(OpenedStore):
         self, settings: Settings, engine: Engine, events: StoreEvents, cell_store: CellStore | None
     ) -> None:
         try:
-            from sluice.queues.recovery.note_decoder import QueueNoteDecoder
+            from sluice.queues.recovery import QueueNoteDecoder
             from sluice.store.redis import RedisOptions, RedisStore
         except ImportError as missing:
             raise ConfigError(

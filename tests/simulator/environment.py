@@ -17,7 +17,7 @@ from sluice.queues.model.queue_rules import (
     DEAD_LETTER,
     DROP_OLDEST,
     PER_KEY,
-    REJECT,
+    REJECT_NEW,
     STRICT,
     QueueRules,
 )
@@ -110,7 +110,7 @@ class Environment:
                 "jitter": rng.choice((0.0, 0.5)),
                 "delivery_timeout": rng.choice((5.0, 30.0)),
                 "max_depth": rng.choice((20, 60, 100_000)),
-                "overflow": rng.choice((REJECT, DROP_OLDEST, DEAD_LETTER)),
+                "overflow": rng.choice((REJECT_NEW, DROP_OLDEST, DEAD_LETTER)),
                 "message_ttl": rng.choice((0.0, 0.0, 60.0, 604_800.0)),
                 "expired_to_dlq": rng.random() < 0.5,
                 "retention": rng.choice((0.0, 0.0, 0.0, 40.0)),

@@ -13,7 +13,7 @@ import pytest
 from sluice.message import Message
 from sluice.queues.log.notes import PURGED
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.queue_rules import PER_KEY, REJECT, STRICT
+from sluice.queues.model.queue_rules import PER_KEY, REJECT_NEW, STRICT
 from tests.simulator.oracle import Number, Violation
 from tests.simulator.unauthorized_clients import UNKNOWN_CLIENT
 from tests.simulator.world import World, run
@@ -59,7 +59,7 @@ PLAIN: Final = {
     "jitter": 0.0,
     "delivery_timeout": 30.0,
     "max_depth": 100_000,
-    "overflow": REJECT,
+    "overflow": REJECT_NEW,
     "message_ttl": 0.0,
     "expired_to_dlq": False,
     "retention": 0.0,

@@ -17,8 +17,7 @@ from sluice.errors import UnknownQueue
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Partition, Queue
 
 MessageLocation = tuple[Partition, int]
 

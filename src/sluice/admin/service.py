@@ -36,11 +36,10 @@ from sluice.broker.broker import Broker
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import refuse_reserved_name
 from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, UnknownMessage
-from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.bulk import resolve_start
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import verify_group, verify_queue
+from sluice.queues.model import Group, verify_group, verify_queue
 from sluice.queues.names import new_group_name_error
 
 

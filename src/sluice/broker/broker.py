@@ -23,7 +23,7 @@ from sluice.broker.turn import Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.metrics import Counters
-from sluice.queues.log.broker_state import BrokerState
+from sluice.queues.log import BrokerState
 from sluice.wire.packets import V5
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN, get_reason_name
 

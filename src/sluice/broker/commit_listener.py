@@ -8,7 +8,7 @@ from sluice.queues.commit_loop import CommitListener
 
 if TYPE_CHECKING:
     from sluice.broker.router import Router
-    from sluice.queues.model.queue import Queue
+    from sluice.queues.model import Queue
 
 
 class BrokerCommitListener(CommitListener):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.session_store import VolatileSessionStore
-    from sluice.queues.model.delivery_lease import Lease
+    from sluice.queues.model import Lease
 
 
 class Router:

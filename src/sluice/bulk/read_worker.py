@@ -40,7 +40,7 @@ from sluice.bulk.arrow import (
 from sluice.bulk.merge import MERGED_PLACE_BYTES, PlaceMerge, exclude_part
 from sluice.bulk.worker_protocol import COMMAND_HEADER, MERGED_PLACE, PART_HEADER
 from sluice.bulk.writev import IovecBuffer
-from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.bodies import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
 MAX_MAPPED_SEGMENTS: Final = 8

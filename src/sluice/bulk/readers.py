@@ -29,7 +29,7 @@ from sluice.bulk import worker_protocol
 from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, STREAM_END, ArrowBatchBuilder
 from sluice.bulk.read_throttle import ReadThrottle
 from sluice.errors import TooManyReaders, UnreadableMessage, WorkerLost
-from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.bodies import ZstdCodec
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from sluice.cluster.plain.local_cell import LocalCell
 from sluice.cluster.remote_queues.routing import ALL_CELLS, NO_CELL, cell_of_filter, cell_of_topic
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies, set_message_id
 from sluice.errors import QueueError
-from sluice.queues.log.cross_node_dedup import PART_BITS
+from sluice.queues.log import PART_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import (

@@ -21,12 +21,12 @@ from sluice.config_types import (
     number_between,
 )
 from sluice.errors import InvalidQueueConfig
-from sluice.queues.model.queue_rules import (
+from sluice.queues.model import (
     ANY_ORDER,
     DEAD_LETTER,
     DROP_OLDEST,
     PER_KEY,
-    REJECT,
+    REJECT_NEW,
     STRICT,
     QueueRules,
 )
@@ -43,7 +43,7 @@ MAX_SHOWN_PROBLEMS: Final = 10
 UNLIMITED_RETRIES: Final = 2**31
 UNLIMITED_TIMEOUT_SECONDS: Final = 100 * YEAR_SECONDS
 ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
-OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
+OVERFLOWS: Final = {"reject": REJECT_NEW, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
 
 
 def _validate_queue_name(value: str) -> str:

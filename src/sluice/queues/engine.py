@@ -23,25 +23,26 @@ from librt.strings import read_i32_le
 from mypy_extensions import i64
 
 from sluice.message import Message
-from sluice.queues.bodies.body_cache import BodyCache
-from sluice.queues.bodies.body_reads import BodyReads, decode_message
-from sluice.queues.bulk.batches import BatchWriting
-from sluice.queues.bulk.bulk_reading import BulkProgress
-from sluice.queues.bulk.redrive import Redrive
-from sluice.queues.compacted.exclusive import ExclusiveQueues, OwnerRead
+from sluice.queues.bodies import BodyCache, BodyReads, decode_message
+from sluice.queues.bulk import BatchWriting, BulkProgress, Redrive
+from sluice.queues.compacted import ExclusiveQueues, OwnerRead
 from sluice.queues.effects import BodyRead, Effects
-from sluice.queues.flow.appender import Appender
-from sluice.queues.flow.dead_letters import DeadLetters
-from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
-from sluice.queues.flow.dispatch import Dispatch
-from sluice.queues.flow.key_compaction import KeyCompaction
-from sluice.queues.flow.lease_lookup import LeaseLookup
-from sluice.queues.flow.lifecycle import Lifecycle
-from sluice.queues.flow.publishing import Publishing
-from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.retention import Retention
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.flow.settlement import Settlement
+from sluice.queues.flow import (
+    Appender,
+    DeadLetters,
+    DeliveryToken,
+    DeliveryTokens,
+    Dispatch,
+    DispatchSchedule,
+    KeyCompaction,
+    LeaseLookup,
+    Lifecycle,
+    Publishing,
+    Removal,
+    Retention,
+    Settlement,
+    Timers,
+)
 from sluice.queues.log import (
     FIRST_OWNER_PID,
     FIRST_STATE_PID,
@@ -52,11 +53,7 @@ from sluice.queues.log import (
     SegmentUsage,
     notes,
 )
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.model import Consumer, Group, Lease, Partition, Queue, QueueRules
 from sluice.queues.ports import Codec, Publisher
 from sluice.queues.state import EngineState
 from sluice.store.protocol import PID_OFFSET, decode_record

@@ -15,12 +15,8 @@ from mypy_extensions import i64
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
-from sluice.queues.log.notes import ACKED
-from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import build_ledger
-from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import QueueRules
-from sluice.queues.model.rates import Rates, Sampler
+from sluice.queues.log import ACKED
+from sluice.queues.model import Group, Queue, QueueRules, Rates, Sampler, build_ledger
 from sluice.queues.names import new_queue_name_error
 from sluice.queues.templates import QueueTemplates
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.config import DEFAULT_PARTITIONS, QueueConfig, merge_config, read_config
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.model import QueueRules
 
 
 class Template:

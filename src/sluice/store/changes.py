@@ -108,8 +108,8 @@ class NoteDecoder:
         """Return whether its messages belong to a queue and are encoded by `sluice.message`."""
         return False
 
-    def decode_changes(self, notes: list[bytes]) -> list[Change]:
-        """Return the changes in the notes of one frame, in order, and recent removals."""
+    def decode_changes(self, bodies: list[bytes]) -> list[Change]:
+        """Return the changes in the bodies of the notes of one frame, in order, and recent removals."""
         return []
 
     def first_live_seq(self, pid: int) -> int:

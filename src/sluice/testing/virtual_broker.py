@@ -21,8 +21,7 @@ from sluice.client import Client
 from sluice.client.queues.publisher import SendOptions
 from sluice.message import Message, decode_headers
 from sluice.queues.effects import Alert
-from sluice.queues.model.ledger import Ledger, build_ledger, verify
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import Ledger, Partition, build_ledger, verify
 from sluice.queues.names import format_message_id
 from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore

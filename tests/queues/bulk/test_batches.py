@@ -11,7 +11,7 @@ from sluice.message import Message
 from sluice.queues.bulk.batches import FENCE_TTL_SECONDS, ONCE_FENCE_TTL_SECONDS
 from sluice.queues.bulk.bulk_reading import MessageLocations, collect_locations
 from sluice.queues.engine import Engine
-from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST, REJECT
+from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST, REJECT_NEW
 from sluice.store.embedded import EmbeddedStore
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, Loop, MemoryBackend, PlainBackend, RecordingStore
@@ -200,7 +200,7 @@ def make_full(make_engine: MakeEngine, overflow: int) -> EngineUnderTest:
     return engine
 
 
-@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("overflow", [REJECT_NEW, DROP_OLDEST, DEAD_LETTER])
 def test_rows_of_existing_keys_replace_their_values_in_a_full_queue(
     make_engine: MakeEngine, overflow: int
 ) -> None:
@@ -213,7 +213,7 @@ def test_rows_of_existing_keys_replace_their_values_in_a_full_queue(
     assert engine.dead_letters() == []
 
 
-@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("overflow", [REJECT_NEW, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("has_worker", [False, True])
 def test_tombstone_rows_delete_keys_of_a_full_queue(
     make_engine: MakeEngine, overflow: int, has_worker: bool
@@ -244,7 +244,7 @@ def test_tombstone_rows_delete_keys_of_a_full_queue(
 def test_only_new_keys_need_capacity(
     make_engine: MakeEngine, batch: tuple[str, ...], new: int
 ) -> None:
-    engine = make_full(make_engine, REJECT)
+    engine = make_full(make_engine, REJECT_NEW)
     if not new:
         check_capacity(engine, pairs(*batch))
         return
@@ -260,7 +260,7 @@ def test_only_new_keys_need_capacity(
 def test_tombstone_occupies_capacity_until_every_group_has_settled_it(
     make_engine: MakeEngine,
 ) -> None:
-    engine = make_full(make_engine, REJECT)
+    engine = make_full(make_engine, REJECT_NEW)
     check_capacity(engine, pairs("a", "e1"))
     engine.group("slow")
     check_capacity(engine, pairs("a", "a1"))
@@ -308,7 +308,9 @@ def test_retained_settled_messages_make_room_for_a_batch(make_engine: MakeEngine
         check_capacity(engine, rows(1))
 
 
-@pytest.mark.parametrize(("overflow", "length"), [(REJECT, 8), (DROP_OLDEST, 5), (DEAD_LETTER, 5)])
+@pytest.mark.parametrize(
+    ("overflow", "length"), [(REJECT_NEW, 8), (DROP_OLDEST, 5), (DEAD_LETTER, 5)]
+)
 def test_started_batch_is_appended_by_the_rules_of_its_queue(
     make_engine: MakeEngine, overflow: int, length: int
 ) -> None:

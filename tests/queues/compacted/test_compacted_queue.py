@@ -15,7 +15,7 @@ from sluice.queues.model.queue_rules import (
     DEAD_LETTER,
     DROP_OLDEST,
     PER_KEY,
-    REJECT,
+    REJECT_NEW,
     STRICT,
 )
 from tests.queues.conftest import MakeEngine
@@ -187,7 +187,7 @@ def test_full_queue_accepts_the_next_message_of_an_existing_key(make_engine: Mak
     assert engine.worker(group="late").ack_all() == [b"3", b"6"]
 
 
-@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("overflow", [REJECT_NEW, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_tombstone_for_a_missing_key_changes_nothing(
     make_engine: MakeEngine, overflow: int, grouped: bool
@@ -207,7 +207,7 @@ def test_tombstone_for_a_missing_key_changes_nothing(
     assert engine.worker(group="late").ack_all() == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("overflow", [REJECT_NEW, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_full_queue_accepts_a_tombstone_of_an_existing_key_and_evicts_no_other(
     make_engine: MakeEngine, overflow: int, grouped: bool

@@ -38,15 +38,11 @@ from sluice.errors import (
     UnknownPartition,
 )
 from sluice.message import Message
-from sluice.queues.bulk.bulk_reading import MessageLocations, collect_locations, first_lost
-from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.bulk import MessageLocations, collect_locations, first_lost, resolve_start
 from sluice.queues.commit_loop import CommitListener
-from sluice.queues.flow.key_compaction import check_message
-from sluice.queues.log.frame_builder import Frame
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.group import Group
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.flow import check_message
+from sluice.queues.log import Frame
+from sluice.queues.model import Cursor, Group, Partition, Queue
 from sluice.queues.names import REPLY_QUEUE_PREFIX, new_group_name_error, queue_name_error
 
 LOOKUP_BATCH_SIZE: Final = 2048  # places looked up before the loop is yielded

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.message import Message
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Partition, Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ from time import perf_counter
 from typing import Final
 
 from sluice.admin.broker_facade import BrokerFacade
-from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import build_ledger
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Group, Queue, build_ledger
 
 MAX_SLICE_SECONDS: Final = 0.001  # a scrape holds the loop for at most this long
 DEAD_LETTER_REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")

@@ -21,8 +21,8 @@ from sluice.admin.queries.message_lookup import (
 )
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
-from sluice.queues.log.notes import PURGED
-from sluice.queues.model.queue import Queue
+from sluice.queues.log import PURGED
+from sluice.queues.model import Queue
 
 MAX_RETRIED: Final = 100_000  # dead letters that one call redrives
 

@@ -16,11 +16,7 @@ from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, split_into_batches
 from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.message import DELAYED, Message, decode_headers
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, Lease
-from sluice.queues.model.group import Group
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import LEASED, Cursor, Group, Lease, Partition, Queue
 from sluice.queues.names import format_message_id, parse_message_id
 
 # Messages that are scanned for an id that no index knows.

@@ -17,12 +17,11 @@ from sluice.admin.broker_facade import split_into_batches
 from sluice.admin.queries.message_lookup import displayed_message_id, iterate_queue
 from sluice.clock import steady_time
 from sluice.errors import StoreDamaged, StoreError
-from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
-from sluice.queues.model.ledger import verify
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.model import QueueRules, verify
 
 READ_TIMEOUT_SECONDS: Final = 60.0  # for one read
 

@@ -12,8 +12,7 @@ from sluice.admin.queries.message_lookup import DELIVERED, SETTLED, WAITING
 from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.errors import UnknownOwner
 from sluice.message import Message
-from sluice.queues.compacted.exclusive import read_expiry
-from sluice.queues.compacted.owner import Owner
+from sluice.queues.compacted import Owner, read_expiry
 
 NAMES_PER_TURN: Final = 8192  # names examined before the loop is yielded
 ROWS_PER_TURN: Final = 16_384  # rows of owners examined before the loop is yielded

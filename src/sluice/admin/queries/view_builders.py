@@ -15,9 +15,7 @@ from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.model import QueueDetail
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.cluster.directory import Directory
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.ledger import build_ledger
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Consumer, Group, Queue, build_ledger
 from sluice.queues.service import QueueService
 
 ORDERINGS = ("none", "partition", "strict")

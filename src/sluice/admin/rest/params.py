@@ -15,7 +15,7 @@ from fastapi import Path
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from sluice.queues.bulk.start_position import parse_iso_time
+from sluice.queues.bulk import parse_iso_time
 from sluice.units import format_duration, parse_duration, quote_path_segment
 
 MAX_TIME_SECONDS: Final = 253_402_300_799.0  # the last second of the year 9999

@@ -17,8 +17,8 @@ from sluice.wire.packets import Publish
 if TYPE_CHECKING:
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
     from sluice.broker.sessions.subscriptions import SharedSubscription
-    from sluice.queues.log.broker_state import PendingMessage
-    from sluice.queues.model.delivery_lease import Lease
+    from sluice.queues.log import PendingMessage
+    from sluice.queues.model import Lease
 
 MIN_SLOTS: Final = 16
 MAX_SLOTS: Final = 65_536

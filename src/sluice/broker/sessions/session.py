@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.retained_sender import RetainedSender
-    from sluice.queues.model.delivery_lease import Lease
+    from sluice.queues.model import Lease
 
 # In a tag, in place of the QoS of a publish: the packet to send after the note is committed.
 TAG_SUBACK: Final = 3  # SUBACK or UNSUBACK

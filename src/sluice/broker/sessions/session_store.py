@@ -17,7 +17,7 @@ from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.subscribe_options import decode_options
 from sluice.broker.turn import Turn
-from sluice.queues.log.broker_state import (
+from sluice.queues.log import (
     PENDING_PID,
     RETAINED_PID,
     SESSIONS_PID,

@@ -22,7 +22,7 @@ from sluice.cluster.plain.fanout import UNREACHABLE, Fanout, PublishOrigin, Reta
 from sluice.cluster.plain.node_inbox import NodeInbox, entry_key
 from sluice.cluster.plain.retained_search import SearchListener
 from sluice.cluster.transport.streams import StreamTransport
-from sluice.queues.log.cross_node_dedup import PART_BITS
+from sluice.queues.log import PART_BITS
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:

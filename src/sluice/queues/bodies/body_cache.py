@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 from mypy_extensions import i64
 
 from sluice.message import Message
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import Partition
 
 if TYPE_CHECKING:
-    from sluice.queues.model.cursor import Cursor
+    from sluice.queues.model import Cursor
 
 
 class BodyCache:

@@ -17,10 +17,7 @@ from sluice.queues.effects import (
     BodyRead,
     Effects,
 )
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.message_columns import NO_ADDRESS
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import NO_ADDRESS, Cursor, Lease, Partition
 from sluice.queues.ports import Codec
 from sluice.store.protocol import EXPIRES_OFFSET, FLAGS_OFFSET, HEADER_BYTES, TIME_OFFSET
 

@@ -1,0 +1,24 @@
+"""Operations on many messages: batches, bulk reading, redrive, start positions."""
+
+from sluice.queues.bulk.batches import BatchWriting
+from sluice.queues.bulk.bulk_reading import (
+    BulkProgress,
+    MessageLocations,
+    collect_locations,
+    first_lost,
+    load_acknowledged,
+)
+from sluice.queues.bulk.redrive import Redrive
+from sluice.queues.bulk.start_position import parse_iso_time, resolve_start
+
+__all__ = [
+    "BatchWriting",
+    "BulkProgress",
+    "MessageLocations",
+    "Redrive",
+    "collect_locations",
+    "first_lost",
+    "load_acknowledged",
+    "parse_iso_time",
+    "resolve_start",
+]

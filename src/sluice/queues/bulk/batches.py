@@ -15,13 +15,9 @@ from mypy_extensions import i64
 
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
-from sluice.queues.flow.dead_letters import DeadLetters
-from sluice.queues.flow.key_compaction import KeyCompaction
-from sluice.queues.flow.publishing import Publishing, free_length
+from sluice.queues.flow import DeadLetters, KeyCompaction, Publishing, free_length
 from sluice.queues.log import NoteReader, NoteWriter, notes
-from sluice.queues.model.last_values import hash_key
-from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST
+from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, Queue, hash_key
 from sluice.queues.state import EngineState
 
 FENCE_TTL_SECONDS: Final = 30 * 86_400.0

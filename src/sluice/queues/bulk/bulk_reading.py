@@ -8,12 +8,9 @@ from __future__ import annotations
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.queues.flow.removal import Removal
+from sluice.queues.flow import Removal
 from sluice.queues.log import ACKED, NoteReader, NoteWriter, notes
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.lost_ranges import LostRanges
-from sluice.queues.model.message_columns import NO_ADDRESS
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import NO_ADDRESS, Cursor, LostRanges, Partition
 from sluice.queues.state import EngineState
 
 

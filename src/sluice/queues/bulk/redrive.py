@@ -5,14 +5,9 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from sluice.message import Message, decode_headers, encode_header
-from sluice.queues.flow.appender import Appender
-from sluice.queues.flow.dead_letters import strip_dead_letter_headers
-from sluice.queues.flow.key_compaction import KeyCompaction
-from sluice.queues.flow.removal import Removal
+from sluice.queues.flow import Appender, KeyCompaction, Removal, strip_dead_letter_headers
 from sluice.queues.log import ACKED
-from sluice.queues.model import history
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Partition, Queue, history
 from sluice.queues.state import EngineState
 
 

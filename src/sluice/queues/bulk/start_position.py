@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from sluice.errors import InvalidQueueConfig
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Queue
 
 
 def resolve_start(queue: Queue, start: str) -> list[int]:

@@ -3,4 +3,7 @@
 from sluice.queues.commit_loop.listener import CommitListener
 from sluice.queues.commit_loop.loop import CommitLoop
 
-__all__ = ["CommitListener", "CommitLoop"]
+__all__ = [
+    "CommitListener",
+    "CommitLoop",
+]

@@ -7,8 +7,7 @@ from functools import partial
 
 from sluice.message import Message
 from sluice.queues.engine import Engine
-from sluice.queues.model.message_columns import NO_ADDRESS
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import NO_ADDRESS, Partition
 from sluice.store.protocol import Store
 
 

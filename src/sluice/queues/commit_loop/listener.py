@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 
 if TYPE_CHECKING:
     from sluice.queues.log import Frame
-    from sluice.queues.model.queue import Queue
+    from sluice.queues.model import Queue
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

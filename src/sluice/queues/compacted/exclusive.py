@@ -25,7 +25,7 @@ from mypy_extensions import i64
 
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
 from sluice.message import FIXED_FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
-from sluice.queues.bodies.body_reads import decode_message
+from sluice.queues.bodies import decode_message
 from sluice.queues.compacted.owner import NO_ACKS, SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from sluice.queues.compacted.owner_table import (
@@ -37,20 +37,8 @@ from sluice.queues.compacted.owner_table import (
     hash_client,
 )
 from sluice.queues.compacted.owners import Owners
-from sluice.queues.log.broker_state import FIRST_OWNER_PID
-from sluice.queues.log.frame_builder import FrameBuilder
-from sluice.queues.log.notes import (
-    OWNER_ACKED,
-    OWNER_CREATED,
-    OWNER_DELETED,
-    OWNER_PURGED,
-    OWNER_SEEK,
-    OWNER_VALUE_REMOVED,
-    OWNERS_SWEPT,
-    NoteWriter,
-)
-from sluice.queues.log.segment_usage import SegmentUsage
-from sluice.queues.model.last_values import hash_key
+from sluice.queues.log import FIRST_OWNER_PID, FrameBuilder, NoteWriter, SegmentUsage, notes
+from sluice.queues.model import hash_key
 from sluice.queues.ports import Codec
 from sluice.store.protocol import HEADER_BYTES, KEY_OFFSET, Record
 
@@ -226,7 +214,7 @@ class ExclusiveQueues(Owners):
         """Create the queue of an owner."""
         if len(self.owners) >= MAX_OWNERS:
             raise TooManyOwners(len(self.owners))
-        note = NoteWriter(OWNER_CREATED)
+        note = NoteWriter(notes.OWNER_CREATED)
         note.write_int(self.next_number)
         note.write_text(client)
         note.write_int(self.first_seq)
@@ -426,7 +414,7 @@ class ExclusiveQueues(Owners):
             self._remove_value(owner, slot, now)
 
     def _remove_value(self, owner: Owner, slot: i64, now: float) -> None:
-        note = NoteWriter(OWNER_VALUE_REMOVED)
+        note = NoteWriter(notes.OWNER_VALUE_REMOVED)
         note.write_int(owner.number)
         note.write_int(owner.seq(slot))
         note.write_int(owner.key_hash(slot))
@@ -511,7 +499,7 @@ class ExclusiveQueues(Owners):
         """Write the new positions of owners as a note."""
         if not self._owners_with_acks:
             return
-        note = NoteWriter(OWNER_ACKED)
+        note = NoteWriter(notes.OWNER_ACKED)
         for owner in self._owners_with_acks:
             owner.has_new_acks = False
             self.write_ack_state(note, owner)
@@ -522,7 +510,7 @@ class ExclusiveQueues(Owners):
 
     def seek(self, owner: Owner, after_seq: i64, now: float) -> None:
         """Set the position of an owner: back to stored values, or forward past unread ones."""
-        note = NoteWriter(OWNER_SEEK)
+        note = NoteWriter(notes.OWNER_SEEK)
         note.write_int(owner.number)
         note.write_int(after_seq)
         # Earlier acknowledgements must not apply after the seek.
@@ -541,7 +529,7 @@ class ExclusiveQueues(Owners):
     def purge(self, owner: Owner, now: float) -> int:
         """Remove all values of an owner; return their number."""
         count = int(owner.live_values)
-        note = NoteWriter(OWNER_PURGED)
+        note = NoteWriter(notes.OWNER_PURGED)
         note.write_int(owner.number)
         self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
         self.remove_values(owner)
@@ -549,7 +537,7 @@ class ExclusiveQueues(Owners):
 
     def delete_owner(self, owner: Owner, now: float) -> None:
         """Delete an owner with its values. If it returns, its sequences continue after these."""
-        note = NoteWriter(OWNER_DELETED)
+        note = NoteWriter(notes.OWNER_DELETED)
         note.write_int(owner.number)
         self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
         if owner.subscriber is not None:
@@ -571,7 +559,7 @@ class ExclusiveQueues(Owners):
         self._written_at_last_sweep = self.written
         retention = self.rules.retention
         if retention > 0.0 and self.remove_older_than(int(now - retention)):
-            note = NoteWriter(OWNERS_SWEPT)
+            note = NoteWriter(notes.OWNERS_SWEPT)
             note.write_int(int(now - retention))
             self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
         idle_before: i64 = int(now - (retention if retention > 0.0 else float(IDLE_OWNER_SECONDS)))

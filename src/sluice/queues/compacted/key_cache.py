@@ -14,7 +14,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.compacted.owner_table import WORD_BYTES, read_tail
-from sluice.queues.model.last_values import MAX_CACHED_KEY_LENGTH, hash_key
+from sluice.queues.model import MAX_CACHED_KEY_LENGTH, hash_key
 
 CACHE_SLOTS: Final = 16_384
 

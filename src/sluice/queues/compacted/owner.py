@@ -46,7 +46,7 @@ from sluice.queues.compacted.value_rows import (
     find_free_row,
     find_row,
 )
-from sluice.queues.model.message_columns import NO_ADDRESS
+from sluice.queues.model import NO_ADDRESS
 
 if TYPE_CHECKING:
     from sluice.queues.compacted.owner_subscriber import OwnerSubscriber

@@ -36,21 +36,17 @@ from sluice.queues.compacted.owner_table import (
 )
 from sluice.queues.compacted.slab import Slab
 from sluice.queues.compacted.value_rows import ADDRESS_WORD, METADATA_WORD, ROW_WORDS
-from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
-from sluice.queues.log.frame_builder import FrameBuilder, NoteSource
-from sluice.queues.log.notes import (
-    OWNER_ACKED,
-    OWNER_CREATED,
-    OWNER_DELETED,
-    OWNER_PURGED,
-    OWNER_SEEK,
-    OWNER_VALUE_REMOVED,
-    OWNERS_SWEPT,
+from sluice.queues.log import (
+    FIRST_OWNER_PID,
+    FIRST_STATE_PID,
+    FrameBuilder,
     NoteReader,
+    NoteSource,
     NoteWriter,
+    SegmentUsage,
+    notes,
 )
-from sluice.queues.log.segment_usage import SegmentUsage
-from sluice.queues.model.cursor import SEQUENCE_BITS
+from sluice.queues.model import SEQUENCE_BITS
 from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
 
 WARM_BATCH_ROWS: Final = 64  # index rows that are loaded together
@@ -366,9 +362,9 @@ class Owners(NoteSource):
 
     def apply_note(self, note: NoteReader) -> None:
         kind = note.kind
-        if kind == OWNERS_SWEPT:
+        if kind == notes.OWNERS_SWEPT:
             self.remove_older_than(note.read_int())
-        elif kind == OWNER_ACKED:
+        elif kind == notes.OWNER_ACKED:
             while note.has_more():
                 found = self.lookup.owner_of_number(note.read_int())
                 # For an unknown owner, only skip the fields.
@@ -376,7 +372,7 @@ class Owners(NoteSource):
                 self.read_ack_state(note, owner)
                 if owner.tombstones:
                     self.remove_acked_tombstones(owner)
-        elif kind == OWNER_CREATED:
+        elif kind == notes.OWNER_CREATED:
             number = note.read_int()
             client = note.read_text()
             self.add_owner(client, number, note.read_count(1 << SEQUENCE_BITS))
@@ -384,11 +380,11 @@ class Owners(NoteSource):
             found = self.lookup.owner_of_number(note.read_int())
             if found is None:
                 return
-            if kind == OWNER_SEEK:
+            if kind == notes.OWNER_SEEK:
                 self.seek_after(found, note.read_int())
-            elif kind == OWNER_PURGED:
+            elif kind == notes.OWNER_PURGED:
                 self.remove_values(found)
-            elif kind == OWNER_VALUE_REMOVED:
+            elif kind == notes.OWNER_VALUE_REMOVED:
                 seq = note.read_int()
                 slot = (
                     self.find_slot(found, note.read_int())
@@ -398,7 +394,7 @@ class Owners(NoteSource):
                 if slot >= 0 and found.seq(slot) == seq:
                     self.drop_value(found, slot)
                     self.shrink_if_sparse(found)
-            elif kind == OWNER_DELETED:
+            elif kind == notes.OWNER_DELETED:
                 self.remove_owner(found)
 
     def find_record(self, record: Record) -> i64:

@@ -1,0 +1,56 @@
+"""What happens to messages: publishing, dispatch, settlement, retries, dead letters, removal.
+
+Each class is one part of the engine, which wires them.
+"""
+
+from sluice.queues.flow.appender import Appender
+from sluice.queues.flow.dead_letters import (
+    UNACCEPTABLE,
+    DeadLetters,
+    format_iso_time,
+    strip_dead_letter_headers,
+)
+from sluice.queues.flow.delivery_history import store_released, take_released
+from sluice.queues.flow.delivery_tokens import (
+    RUN_BYTES,
+    SECRET_BYTES,
+    DeliveryToken,
+    DeliveryTokens,
+)
+from sluice.queues.flow.dispatch import Dispatch
+from sluice.queues.flow.key_compaction import KeyCompaction, check_message
+from sluice.queues.flow.lease_lookup import LeaseLookup
+from sluice.queues.flow.lifecycle import Lifecycle, write_gates
+from sluice.queues.flow.publishing import Publishing, free_length
+from sluice.queues.flow.removal import Removal
+from sluice.queues.flow.retention import Retention
+from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.settlement import Settlement, write_retry
+
+__all__ = [
+    "RUN_BYTES",
+    "SECRET_BYTES",
+    "UNACCEPTABLE",
+    "Appender",
+    "DeadLetters",
+    "DeliveryToken",
+    "DeliveryTokens",
+    "Dispatch",
+    "DispatchSchedule",
+    "KeyCompaction",
+    "LeaseLookup",
+    "Lifecycle",
+    "Publishing",
+    "Removal",
+    "Retention",
+    "Settlement",
+    "Timers",
+    "check_message",
+    "format_iso_time",
+    "free_length",
+    "store_released",
+    "strip_dead_letter_headers",
+    "take_released",
+    "write_gates",
+    "write_retry",
+]

@@ -19,11 +19,10 @@ from sluice.message import (
     Message,
     encoded_fields_size,
 )
-from sluice.queues.bodies.body_cache import BodyCache
+from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.schedule import Timers
 from sluice.queues.log import Frame, NoteWriter, notes
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Partition, Queue
 from sluice.queues.ports import Codec
 from sluice.queues.state import EngineState
 from sluice.store.protocol import HEADER_BYTES

@@ -18,11 +18,7 @@ from sluice.queues.effects import Alert
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.lifecycle import Lifecycle
 from sluice.queues.log import NoteWriter, notes
-from sluice.queues.model import history
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Group
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Group, Lease, Partition, Queue, history
 from sluice.queues.names import format_message_id
 from sluice.queues.state import EngineState
 

@@ -6,18 +6,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.history import (
-    ACKED,
-    DELIVERED,
-    ENQUEUED,
-    EXTENDED,
-    MAX_DETAIL_LENGTH,
-    MAX_EVENTS,
-    HistoryEvent,
-    events_from_headers,
-)
+from sluice.queues.model import Cursor, HistoryEvent, Lease, history
 
 MAX_RECENT: Final = 2048  # histories that are kept after an acknowledgement
 # Histories of released messages without a failure, per group and partition.
@@ -37,16 +26,21 @@ class RecentHistory:
     def record_ack(self, lease: Lease, message_id: str, now: float) -> None:
         """Record the acknowledgement of a delivery with a history, or of a redriven message."""
         message = lease.message
-        events = events_from_headers(message) if message is not None else []
+        events = history.events_from_headers(message) if message is not None else []
         if not events and message is not None:
             events.append(
-                HistoryEvent(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, "")
+                HistoryEvent(float(message.enqueued_at) / 1000.0, history.ENQUEUED, "", "", 0, "")
             )
         record_delivery(lease)
         events.extend(lease.history or [])
         events.append(
             HistoryEvent(
-                now, ACKED, lease.cursor.group.name, lease.holder_client_id(), lease.attempt, ""
+                now,
+                history.ACKED,
+                lease.cursor.group.name,
+                lease.holder_client_id(),
+                lease.attempt,
+                "",
             )
         )
         key = _message_key(lease.cursor.group.queue.name, message_id)
@@ -79,10 +73,10 @@ def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
             lease.cursor.group.name,
             lease.holder_client_id(),
             lease.attempt,
-            detail[:MAX_DETAIL_LENGTH],
+            detail[: history.MAX_DETAIL_LENGTH],
         )
     )
-    del events[:-MAX_EVENTS]
+    del events[: -history.MAX_EVENTS]
     return count + 1
 
 
@@ -95,14 +89,24 @@ def record_delivery(lease: Lease) -> i64:
     group = lease.cursor.group.name
     events.append(
         HistoryEvent(
-            lease.last_delivered_at, DELIVERED, group, lease.holder_client_id(), lease.attempt, ""
+            lease.last_delivered_at,
+            history.DELIVERED,
+            group,
+            lease.holder_client_id(),
+            lease.attempt,
+            "",
         )
     )
     if lease.lease_started_at <= lease.last_delivered_at:
         return 1
     events.append(
         HistoryEvent(
-            lease.lease_started_at, EXTENDED, group, lease.holder_client_id(), lease.attempt, ""
+            lease.lease_started_at,
+            history.EXTENDED,
+            group,
+            lease.holder_client_id(),
+            lease.attempt,
+            "",
         )
     )
     return 2

@@ -29,8 +29,7 @@ from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 if TYPE_CHECKING:
-    from sluice.queues.model.delivery_lease import Lease
-    from sluice.queues.model.group import Consumer
+    from sluice.queues.model import Consumer, Lease
 
 SECRET_BYTES: Final = 32
 RUN_BYTES: Final = 4

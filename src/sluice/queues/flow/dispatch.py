@@ -16,8 +16,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.message import Message
-from sluice.queues.bodies.body_cache import BodyCache
-from sluice.queues.bodies.body_reads import BodyReads, decode_message
+from sluice.queues.bodies import BodyCache, BodyReads, decode_message
 from sluice.queues.effects import (
     FOR_DEAD_LETTER,
     FOR_DELIVERY,
@@ -31,11 +30,7 @@ from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.flow.settlement import Settlement
 from sluice.queues.log import Frame
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import TIME_OUT
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.message_columns import NO_ADDRESS
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import NO_ADDRESS, TIME_OUT, Consumer, Cursor, Group, Partition
 from sluice.queues.ports import Codec
 from sluice.queues.state import EngineState
 

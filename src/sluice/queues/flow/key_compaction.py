@@ -23,11 +23,16 @@ from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule
 from sluice.queues.log import PURGED
-from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
-from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.model.last_values import LastValues, hash_key
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import (
+    LEASED,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+    Cursor,
+    LastValues,
+    Partition,
+    Queue,
+    hash_key,
+)
 from sluice.queues.state import EngineState
 
 

@@ -21,17 +21,23 @@ from sluice.errors import (
     UnknownQueue,
 )
 from sluice.message import TOMBSTONE
-from sluice.queues.bodies.body_cache import BodyCache
+from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import PURGED, NoteWriter, notes
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, REVOKE
-from sluice.queues.model.group import Group
-from sluice.queues.model.lost_ranges import LostRanges
-from sluice.queues.model.partition import NO_DELAYED, Partition
-from sluice.queues.model.queue import PartitionGate, Queue
-from sluice.queues.model.queue_rules import STRICT, QueueRules
+from sluice.queues.model import (
+    LEASED,
+    NO_DELAYED,
+    REVOKE,
+    STRICT,
+    Cursor,
+    Group,
+    LostRanges,
+    Partition,
+    PartitionGate,
+    Queue,
+    QueueRules,
+)
 from sluice.queues.names import queue_name_error
 from sluice.queues.state import EngineState
 

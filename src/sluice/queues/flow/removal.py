@@ -13,14 +13,10 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.queues.bodies.body_cache import BodyCache
+from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import ACKED, PURGED
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, SETTLE, Lease
-from sluice.queues.model.message_columns import NO_ADDRESS
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import LEASED, NO_ADDRESS, SETTLE, Cursor, Lease, Partition, Queue
 from sluice.queues.state import EngineState
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from sluice.message import Message
-from sluice.queues.bodies.body_reads import BodyReads
+from sluice.queues.bodies import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import Timers
 from sluice.queues.log import DEAD, EXPIRED
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.model.partition import Partition
+from sluice.queues.model import LEASED, Cursor, Partition
 from sluice.queues.state import EngineState
 
 

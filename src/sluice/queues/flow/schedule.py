@@ -11,12 +11,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.bodies.body_cache import BodyCache
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import READY, Lease
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.bodies import BodyCache
+from sluice.queues.model import READY, Consumer, Cursor, Group, Lease, Partition, Queue
 from sluice.queues.state import EngineState
 
 # Number of searches for settled messages within their retention.

@@ -12,7 +12,7 @@ from mypy_extensions import i64
 
 from sluice.errors import StaleDelivery
 from sluice.message import Message
-from sluice.queues.bodies.body_reads import BodyReads
+from sluice.queues.bodies import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.delivery_history import (
     RecentHistory,
@@ -25,8 +25,7 @@ from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import ACKED, DEAD, NoteWriter, notes
-from sluice.queues.model import history
-from sluice.queues.model.delivery_lease import (
+from sluice.queues.model import (
     DEAD_LETTERING,
     DUE,
     FAIL,
@@ -40,8 +39,9 @@ from sluice.queues.model.delivery_lease import (
     SETTLED,
     WAITING,
     Lease,
+    Queue,
+    history,
 )
-from sluice.queues.model.queue import Queue
 from sluice.queues.names import format_message_id
 from sluice.queues.state import EngineState
 

@@ -1,0 +1,107 @@
+"""The queues as objects in memory: queues, partitions, groups, cursors and leases.
+
+They decide nothing by themselves: `flow` does. They refer to each other in circles, as a message is
+in a partition, and its lease in a cursor of a group.
+"""
+
+from sluice.queues.model import history
+from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
+from sluice.queues.model.delivery_lease import (
+    DEAD_LETTERING,
+    DUE,
+    FAIL,
+    FORGET,
+    LEASED,
+    READ_BODY,
+    READY,
+    RECOVER,
+    REJECT,
+    RELEASE,
+    REVOKE,
+    SETTLE,
+    SETTLED,
+    TIME_OUT,
+    WAITING,
+    Lease,
+)
+from sluice.queues.model.group import Consumer, Group
+from sluice.queues.model.history import MAX_EVENTS, HistoryEvent, read_events, write_events
+from sluice.queues.model.last_values import MAX_CACHED_KEY_LENGTH, LastValues, hash_key
+from sluice.queues.model.ledger import (
+    Ledger,
+    build_ledger,
+    count_unsettled,
+    verify,
+    verify_group,
+    verify_queue,
+)
+from sluice.queues.model.lost_ranges import LostRanges, read_lost_ranges
+from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
+from sluice.queues.model.partition import NO_DELAYED, Partition
+from sluice.queues.model.queue import PartitionGate, Queue
+from sluice.queues.model.queue_rules import (
+    ANY_ORDER,
+    DEAD_LETTER,
+    DROP_OLDEST,
+    PER_KEY,
+    REJECT_NEW,
+    STRICT,
+    QueueRules,
+)
+from sluice.queues.model.rates import Rates, Sampler
+
+__all__ = [
+    "ANY_ORDER",
+    "BLOCK_SIZE",
+    "DEAD_LETTER",
+    "DEAD_LETTERING",
+    "DROP_OLDEST",
+    "DUE",
+    "FAIL",
+    "FORGET",
+    "LEASED",
+    "MAX_CACHED_KEY_LENGTH",
+    "MAX_EVENTS",
+    "NO_ADDRESS",
+    "NO_DELAYED",
+    "PER_KEY",
+    "READY",
+    "READ_BODY",
+    "RECOVER",
+    "REJECT",
+    "REJECT_NEW",
+    "RELEASE",
+    "REVOKE",
+    "SEQUENCE_BITS",
+    "SEQUENCE_MASK",
+    "SETTLE",
+    "SETTLED",
+    "STRICT",
+    "TIME_OUT",
+    "WAITING",
+    "AddressSnapshot",
+    "Consumer",
+    "Cursor",
+    "Group",
+    "HistoryEvent",
+    "LastValues",
+    "Lease",
+    "Ledger",
+    "LostRanges",
+    "Partition",
+    "PartitionGate",
+    "Queue",
+    "QueueRules",
+    "Rates",
+    "Sampler",
+    "build_ledger",
+    "count_unsettled",
+    "hash_key",
+    "history",
+    "read_events",
+    "read_lost_ranges",
+    "verify",
+    "verify_group",
+    "verify_queue",
+    "write_events",
+]

@@ -12,7 +12,7 @@ PER_KEY: Final = 1
 STRICT: Final = 2
 
 # overflow
-REJECT: Final = 0
+REJECT_NEW: Final = 0
 DROP_OLDEST: Final = 1
 DEAD_LETTER: Final = 2
 
@@ -38,7 +38,7 @@ class QueueRules:
         self.max_depth: i64 = 100_000
         self.message_ttl: float = 604_800.0  # seconds; 0.0: forever
         self.retention: float = 0.0
-        self.overflow: i64 = REJECT
+        self.overflow: i64 = REJECT_NEW
         self.expired_to_dlq: bool = False
         self.dedup_window: float = 120.0
         self.delivery_timeout: float = 30.0

@@ -4,4 +4,9 @@ from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
 from sluice.queues.recovery.loader import EngineLoader, unusable_record
 from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 
-__all__ = ["EngineLoader", "IncrementalSnapshot", "QueueNoteDecoder", "unusable_record"]
+__all__ = [
+    "EngineLoader",
+    "IncrementalSnapshot",
+    "QueueNoteDecoder",
+    "unusable_record",
+]

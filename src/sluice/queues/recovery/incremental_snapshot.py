@@ -15,12 +15,17 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.queues.engine import Engine
-from sluice.queues.log.notes import NoteWriter
-from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
-from sluice.queues.model.last_values import LastValues
-from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
+from sluice.queues.log import NoteWriter
+from sluice.queues.model import (
+    BLOCK_SIZE,
+    NO_ADDRESS,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+    AddressSnapshot,
+    LastValues,
+    Partition,
+    Queue,
+)
 from sluice.queues.recovery.snapshot import write_state
 
 CHUNK_BYTES: Final = 1_048_576

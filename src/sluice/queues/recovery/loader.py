@@ -14,17 +14,18 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
-from sluice.queues.bulk.bulk_reading import load_acknowledged
+from sluice.queues.bulk import load_acknowledged
 from sluice.queues.engine import Engine
-from sluice.queues.log import notes
-from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
-from sluice.queues.log.notes import NoteReader
-from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.ledger import count_unsettled
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.log import FIRST_OWNER_PID, FIRST_STATE_PID, NoteReader, notes
+from sluice.queues.model import (
+    SEQUENCE_BITS,
+    Cursor,
+    Lease,
+    Partition,
+    Queue,
+    QueueRules,
+    count_unsettled,
+)
 from sluice.queues.recovery.snapshot import SnapshotReader, load_released, load_retry, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 

@@ -9,20 +9,15 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import FIRST_STATE_PID, PENDING_PID, RETAINED_PID, SESSIONS_PID
-from sluice.queues.log.notes import (
-    GROUP_CREATED,
-    GROUP_DELETED,
-    GROUP_SEEK,
-    QUEUE_CREATED,
-    QUEUE_DELETED,
-    REMOVED,
-    RETRY,
-    SETTLED,
+from sluice.queues.log import (
+    FIRST_STATE_PID,
+    PENDING_PID,
+    RETAINED_PID,
+    SESSIONS_PID,
     NoteReader,
+    notes,
 )
-from sluice.queues.model.delivery_lease import LEASED, WAITING
-from sluice.queues.model.group import Group
+from sluice.queues.model import LEASED, WAITING, Group
 from sluice.store.changes import (
     Change,
     GroupDeleted,
@@ -103,10 +98,10 @@ class QueueNoteDecoder(NoteDecoder):
 
     # ---- notes
 
-    def decode_changes(self, notes: list[bytes]) -> list[Change]:
+    def decode_changes(self, bodies: list[bytes]) -> list[Change]:
         changes: list[Change] = []
-        for body in notes:
-            if body and body[0] == QUEUE_CREATED:
+        for body in bodies:
+            if body and body[0] == notes.QUEUE_CREATED:
                 changes.extend(self._decode_queue_created(NoteReader(body)))
             elif body:
                 change = self._decode_note(body)
@@ -121,23 +116,23 @@ class QueueNoteDecoder(NoteDecoder):
     def _decode_note(self, body: bytes) -> Change | None:
         note = NoteReader(body)
         kind = note.kind
-        if kind == SETTLED:
+        if kind == notes.SETTLED:
             return self._decode_settled(note)
-        if kind == RETRY:
+        if kind == notes.RETRY:
             return self._decode_retried(note)
-        if kind == REMOVED:
+        if kind == notes.REMOVED:
             return MessagesRemoved(int(note.read_int()), _read_ranges(note))
-        if kind == QUEUE_DELETED:
+        if kind == notes.QUEUE_DELETED:
             name, pids = self._queues.pop(int(note.read_int()), ("", []))
             return QueueDeleted(name, pids) if name else None
-        if kind == GROUP_CREATED:
+        if kind == notes.GROUP_CREATED:
             qid = int(note.read_int())
             gid = int(note.read_int())
             self._groups[gid] = (note.read_text(), qid)
             return self._decode_group_positions(gid, note)
-        if kind == GROUP_SEEK:
+        if kind == notes.GROUP_SEEK:
             return self._decode_group_positions(int(note.read_int()), note)
-        if kind == GROUP_DELETED:
+        if kind == notes.GROUP_DELETED:
             name, qid = self._groups.pop(int(note.read_int()), ("", 0))
             return GroupDeleted(name, self._pids_of_queue(qid)) if name else None
         return None

@@ -15,19 +15,24 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError
 from sluice.queues.engine import Engine
-from sluice.queues.flow.delivery_history import store_released, take_released
-from sluice.queues.flow.lifecycle import write_gates
-from sluice.queues.flow.settlement import write_retry
-from sluice.queues.log.notes import NoteReader, NoteWriter
-from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
-from sluice.queues.model.delivery_lease import RECOVER, Lease
-from sluice.queues.model.group import Group
-from sluice.queues.model.history import MAX_EVENTS, read_events, write_events
-from sluice.queues.model.last_values import LastValues
-from sluice.queues.model.lost_ranges import read_lost_ranges
-from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import PartitionGate, Queue
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.flow import store_released, take_released, write_gates, write_retry
+from sluice.queues.log import NoteReader, NoteWriter
+from sluice.queues.model import (
+    MAX_EVENTS,
+    RECOVER,
+    SEQUENCE_BITS,
+    Cursor,
+    Group,
+    LastValues,
+    Lease,
+    Partition,
+    PartitionGate,
+    Queue,
+    QueueRules,
+    read_events,
+    read_lost_ranges,
+    write_events,
+)
 
 VERSION: Final = 8
 # Since then, last values are unordered, and stored with the gaps of shared queues.

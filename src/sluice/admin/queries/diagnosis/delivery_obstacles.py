@@ -12,10 +12,7 @@ from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.message_lookup import displayed_message_id
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.broker.sessions.registry import NEVER_EXPIRES
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, READY, Lease
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.queue_rules import STRICT
+from sluice.queues.model import LEASED, READY, STRICT, Consumer, Cursor, Group, Lease
 
 
 def find_obstacle(consumer: Consumer, now: float) -> Finding | None:

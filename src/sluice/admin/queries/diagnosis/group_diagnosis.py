@@ -16,10 +16,17 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     find_obstacle,
     lease_message_id,
 )
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
-from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
+from sluice.queues.model import (
+    ANY_ORDER,
+    LEASED,
+    READY,
+    STRICT,
+    WAITING,
+    Consumer,
+    Cursor,
+    Group,
+    Lease,
+)
 
 MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a diagnosis examines
 

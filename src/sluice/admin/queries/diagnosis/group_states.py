@@ -15,11 +15,17 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
 )
 from sluice.admin.queries.message_lookup import is_delayed
 from sluice.message import Message, decode_headers
-from sluice.queues.log.notes import DEAD, EXPIRED, PURGED
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import DEAD_LETTERING, LEASED, WAITING, Lease
-from sluice.queues.model.history import ACKED, HistoryEvent
-from sluice.queues.model.queue import Queue
+from sluice.queues.log import DEAD, EXPIRED, PURGED
+from sluice.queues.model import (
+    DEAD_LETTERING,
+    LEASED,
+    WAITING,
+    Cursor,
+    HistoryEvent,
+    Lease,
+    Queue,
+    history,
+)
 from sluice.queues.names import format_message_id
 
 
@@ -156,7 +162,7 @@ def _settled_state(
     queue: Queue, cursors: list[Cursor], group: str, trace: TraceData, now: float
 ) -> GroupState:
     for step in reversed(trace.history):
-        if step.kind == ACKED and step.group == group:
+        if step.kind == history.ACKED and step.group == group:
             when = phrases.format_time(step.at, now)
             why = f"consumer {step.consumer} acknowledged it at {when}, attempt {step.attempt}"
             return GroupState(

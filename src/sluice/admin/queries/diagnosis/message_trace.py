@@ -25,12 +25,9 @@ from sluice.admin.queries.message_lookup import (
 )
 from sluice.errors import UnknownMessage
 from sluice.message import Message, decode_headers
-from sluice.queues.bulk.start_position import parse_iso_time
-from sluice.queues.flow.dead_letters import format_iso_time
-from sluice.queues.model import history
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.model.queue import Queue
+from sluice.queues.bulk import parse_iso_time
+from sluice.queues.flow import format_iso_time
+from sluice.queues.model import LEASED, Cursor, Queue, history
 from sluice.queues.names import format_message_id, parse_message_id
 
 MAX_PAYLOAD_BYTES = 1_048_576

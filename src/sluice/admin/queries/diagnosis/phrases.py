@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import Final
 
-from sluice.queues.flow.dead_letters import format_iso_time
+from sluice.queues.flow import format_iso_time
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

@@ -17,9 +17,7 @@ from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group, group_lag
 from sluice.admin.queries.view_builders import QueueIndex
 from sluice.message import decode_headers
-from sluice.queues.model.group import Group
-from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import REJECT
+from sluice.queues.model import REJECT_NEW, Group, Queue
 from sluice.queues.service import QueueCounters
 
 
@@ -39,7 +37,7 @@ async def diagnose(
         findings.append(_no_group(queue) if queue.depth else _empty_queue(queue))
     else:
         findings += _diagnose_groups(facade, queue, chosen)
-    if queue.depth >= queue.rules.max_depth and queue.rules.overflow == REJECT:
+    if queue.depth >= queue.rules.max_depth and queue.rules.overflow == REJECT_NEW:
         findings.append(_full(queue))
     dead = await _diagnose_dead_letters(facade, queue, group)
     if dead is not None:

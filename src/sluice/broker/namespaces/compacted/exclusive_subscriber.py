@@ -14,8 +14,8 @@ from mypy_extensions import i64
 
 from sluice.broker.sessions.inflight import Delivery
 from sluice.message import Message
-from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
-from sluice.queues.flow.dead_letters import format_iso_time
+from sluice.queues.compacted import OwnerSubscriber
+from sluice.queues.flow import format_iso_time
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import write_binary
 

@@ -29,10 +29,8 @@ from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message
-from sluice.queues.bulk.start_position import parse_iso_time
-from sluice.queues.compacted.key_cache import KeyCache
-from sluice.queues.compacted.owner import Owner
-from sluice.queues.compacted.owner_table import hash_name, zeros
+from sluice.queues.bulk import parse_iso_time
+from sluice.queues.compacted import KeyCache, Owner, hash_name, zeros
 from sluice.queues.engine import Engine
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import (

@@ -66,11 +66,8 @@ from sluice.errors import (
 from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.config import MAX_BINDING_LEVELS
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import UNACCEPTABLE
-from sluice.queues.flow.delivery_tokens import DeliveryToken
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Group
-from sluice.queues.model.queue import Queue
+from sluice.queues.flow import UNACCEPTABLE, DeliveryToken
+from sluice.queues.model import Group, Lease, Queue
 from sluice.queues.names import new_queue_name_error, queue_name_error
 from sluice.queues.service import QueueService
 from sluice.wire.packets import V5, Publish

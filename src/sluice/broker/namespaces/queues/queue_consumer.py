@@ -13,9 +13,8 @@ from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
 from sluice.message import Message
-from sluice.queues.flow.dead_letters import format_iso_time
-from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Consumer
+from sluice.queues.flow import format_iso_time
+from sluice.queues.model import Consumer, Lease
 from sluice.queues.names import write_hex, write_hex_16
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint

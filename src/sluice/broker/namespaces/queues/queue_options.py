@@ -14,8 +14,8 @@ from sluice.broker.namespaces.queues.queue_topics import MAX_IDS
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.errors import InvalidQueueConfig, TooManyIds
-from sluice.queues.bulk.start_position import parse_iso_time
-from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.bulk import parse_iso_time
+from sluice.queues.flow import DeliveryToken
 from sluice.queues.names import group_name_error
 from sluice.units import parse_duration
 from sluice.wire.packets import V5

@@ -30,9 +30,9 @@ from sluice.broker.sliced_task import SlicedTask
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig
-from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.bulk import resolve_start
 from sluice.queues.engine import Engine
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Queue
 from sluice.queues.names import is_dot_segment, new_group_name_error, queue_name_error
 from sluice.wire.reasons import TOPIC_FILTER_INVALID
 from sluice.wire.topics import has_wildcard, matches

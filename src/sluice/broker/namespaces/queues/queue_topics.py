@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 if TYPE_CHECKING:
-    from sluice.queues.model.queue import Queue
+    from sluice.queues.model import Queue
 
 QUEUE_PREFIX: Final = b"$queue/"
 MAX_IDS: Final = 1000  # message ids in one packet
