@@ -12,7 +12,7 @@ from sluice.clock import steady_time
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
 from sluice.queues.engine import Engine
-from sluice.store.embedded.store import EmbeddedStore
+from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
 

@@ -41,7 +41,7 @@ from sluice.bulk.merge import MERGED_PLACE_BYTES, PlaceMerge, exclude_part
 from sluice.bulk.worker_protocol import COMMAND_HEADER, MERGED_PLACE, PART_HEADER
 from sluice.bulk.writev import IovecBuffer
 from sluice.queues.bodies import ZstdCodec
-from sluice.store.embedded.layout import log_name
+from sluice.store.embedded import log_name
 
 MAX_MAPPED_SEGMENTS: Final = 8
 NICE: Final = 15  # messages go first: of a core that the broker can fill, 3 % are left for readers

@@ -32,8 +32,7 @@ def make_coordinator(settings: ClusterSettings, store: str, prefix: str) -> Memb
 
 def make_kv(settings: ClusterSettings, store: str, prefix: str) -> CoordinationKv:
     if settings.coordinator == "etcd":
-        from sluice.cluster.etcd.etcd_client import EtcdClient, EtcdTls
-        from sluice.cluster.etcd.etcd_kv import EtcdKv
+        from sluice.cluster.etcd import EtcdClient, EtcdKv, EtcdTls
 
         tls = None
         if settings.etcd_ca is not None:

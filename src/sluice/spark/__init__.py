@@ -22,7 +22,7 @@ the bulk API, `runtime` starts Spark and Java, `pipelines` has the jobs that shi
 """
 
 from sluice.http_client import Endpoint
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http import BulkClient
 from sluice.spark.runtime.spark_session import session
 
 __all__ = ["BulkClient", "Endpoint", "session"]

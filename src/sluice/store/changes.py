@@ -109,7 +109,7 @@ class NoteDecoder:
         return False
 
     def decode_changes(self, bodies: list[bytes]) -> list[Change]:
-        """Return the changes in the bodies of the notes of one frame, in order, and recent removals."""
+        """Return the changes in the bodies of one frame's notes, in order, and recent removals."""
         return []
 
     def first_live_seq(self, pid: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sluice.http_client import Endpoint, queue_path
 from sluice.spark.errors import InvalidOption, Refused
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http import BulkClient
 from sluice.spark.pipelines.support.dead_letter_queues import (
     find_dead_letter_queues,
     only_from_queue,

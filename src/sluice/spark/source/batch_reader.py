@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark.errors import READ_REMAINING_REMEDY, Refused
-from sluice.spark.http.bulk_client import BulkClient, average_row_bytes
+from sluice.spark.http import BulkClient, average_row_bytes
 from sluice.spark.source import planner
 from sluice.spark.source.offsets import Sequences, Task, plan_tasks, ranges_between
 from sluice.spark.source.pushdown import Bounds

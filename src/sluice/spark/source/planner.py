@@ -11,7 +11,7 @@ from sluice.spark.errors import (
     InvalidOption,
     Refused,
 )
-from sluice.spark.http.bulk_client import BulkClient, QueueOffsets
+from sluice.spark.http import BulkClient, QueueOffsets
 from sluice.spark.source.offsets import Incarnations, Sequences
 from sluice.spark.source.source_options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
 

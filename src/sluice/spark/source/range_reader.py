@@ -22,7 +22,7 @@ from sluice.spark.errors import (
     Refused,
     StreamCut,
 )
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http import BulkClient
 from sluice.spark.runtime.gc_freeze import freeze_imports
 from sluice.spark.source.columns import PARTITION, SEQUENCE
 from sluice.spark.source.offsets import Range, Task

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from sluice.errors import SluiceError
 from sluice.http_client import Endpoint
 from sluice.spark.errors import Refused
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http import BulkClient
 from sluice.spark.source.source_options import MAX_APP_NAME, WriteOptions
 
 log = logging.getLogger(__name__)

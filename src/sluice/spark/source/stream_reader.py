@@ -36,7 +36,7 @@ from sluice.spark.errors import (
     InvalidOption,
     Refused,
 )
-from sluice.spark.http.bulk_client import BulkClient, QueueOffsets, average_row_bytes
+from sluice.spark.http import BulkClient, QueueOffsets, average_row_bytes
 from sluice.spark.source import planner
 from sluice.spark.source.offsets import (
     ROW_BYTES,

@@ -4,4 +4,8 @@ from sluice.store.embedded.files import FileSystem
 from sluice.store.embedded.layout import log_name
 from sluice.store.embedded.store import EmbeddedStore
 
-__all__ = ["EmbeddedStore", "FileSystem", "log_name"]
+__all__ = [
+    "EmbeddedStore",
+    "FileSystem",
+    "log_name",
+]

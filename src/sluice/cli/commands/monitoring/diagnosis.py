@@ -160,7 +160,7 @@ def _verify_offline(data: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     from sluice.admin.queries.offline_verification import verify_store
-    from sluice.store.embedded.store import EmbeddedStore
+    from sluice.store.embedded import EmbeddedStore
 
     try:
         return asdict(verify_store(data, EmbeddedStore))

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from sluice.errors import SluiceError
 from sluice.spark.errors import InvalidOption
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http import BulkClient
 from sluice.spark.pipelines.queues import Queues, app_name, to_binary
 from sluice.spark.pipelines.support.publish_batches import split_batches
 from sluice.spark.pipelines.support.row_collection import collect_in_order
