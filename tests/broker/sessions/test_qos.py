@@ -172,20 +172,6 @@ def test_pubrec_may_be_repeated(harness: BrokerHarness) -> None:
     assert reader.take() == []
 
 
-def test_acknowledgement_of_the_wrong_type_does_not_end_a_delivery(harness: BrokerHarness) -> None:
-    reader = harness.connect_persistent("r")
-    reader.subscribe("t", qos=2)
-    writer = harness.connect("w")
-    writer.publish("t", b"one", 1)
-    writer.publish("t", b"two", 2)
-    one, two = reader.messages()
-    reader.send(
-        Ack(PUBCOMP, one.packet_id), Ack(PUBACK, two.packet_id), Ack(PUBCOMP, two.packet_id)
-    )
-    reader.drop()
-    assert harness.connect_persistent("r").payloads() == [b"one", b"two"]
-
-
 def test_packet_ids_of_both_directions_are_independent(harness: BrokerHarness) -> None:
     client = harness.connect("a")
     client.subscribe("t", qos=2)

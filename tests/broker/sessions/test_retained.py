@@ -8,7 +8,7 @@ import pytest
 
 from sluice.broker.sessions.retained import LEVEL_BYTES
 from sluice.wire.properties import PUBACK, PUBREC
-from tests.broker.kit import BrokerHarness, Client
+from tests.broker.kit import BrokerHarness, Client, will
 
 
 @pytest.fixture
@@ -294,6 +294,8 @@ def test_server_without_retained_messages_refuses_them() -> None:
     client = harness.connect("a")
     client.publish("t", b"x", retain=True)
     assert client.fault()[0] == 0x9A
+    refused = harness.connect("b", will=will("t", retain=True))
+    assert (refused.connack.reason, refused.closed) == (0x9A, True)
 
 
 def test_retained_topic_with_too_many_levels_is_refused() -> None:
