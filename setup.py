@@ -46,6 +46,7 @@ COMPILED_MODULES = (
     "cluster/cell.py",
     "cluster/node.py",
     "cluster/membership/placement.py",
+    "cluster/transport/link_connection.py",
     "cluster/transport/mux.py",
     "store/changes.py",
     "store/log_position.py",

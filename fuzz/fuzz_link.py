@@ -43,19 +43,19 @@ def packed(reader: int, cut: int, stream: bytes) -> bytes:
 async def run_input(target: corpus.LinkFuzzTarget, data: bytes) -> str:
     if len(data) < 2:
         return ""
-    return await target.check(data[0] % 4, data[1], data[2:])
+    return await target.check(data[0] % len(corpus.READERS), data[1], data[2:])
 
 
 def seeds() -> list[bytes]:
-    return [packed(reader, 3, data) for reader, data in corpus.SEEDS]
+    return [packed(reader, 3, data) for reader, data in corpus.ALL_SEEDS]
 
 
 def changed_input(pool: list[bytes], draw: Random) -> bytes:
     data = draw.choice(pool)
-    reader = data[0] % 4
+    reader = data[0] % len(corpus.READERS)
     stream = corpus.mutated(reader, data[2:], draw)
     if draw.random() < 0.1:
-        stream += draw.choice([one for one in pool if one[0] % 4 == reader])[2:]
+        stream += draw.choice([one for one in pool if one[0] % len(corpus.READERS) == reader])[2:]
     return packed(reader, draw.randrange(256), stream)
 
 
@@ -69,7 +69,7 @@ async def run_for(seconds: float, inputs: int, seed: int) -> None:
     while count < inputs and monotonic() < until:
         target = await corpus.LinkFuzzTarget().open()
         for nth in range(min(INPUTS_PER_TARGET, inputs - count)):
-            data = pool[nth] if count < len(corpus.SEEDS) else changed_input(pool, draw)
+            data = pool[nth] if count < len(corpus.ALL_SEEDS) else changed_input(pool, draw)
             try:
                 # Names and numbers do not make a new outcome.
                 outcome = sub(r"'[^']*'|\d+", "n", await run_input(target, data))

@@ -68,10 +68,6 @@ def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
     if settings.cluster.coordinator == "off":
         uvloop.run(run(settings, read_settings))
     else:
-        # gRPC reads this variable on import. With event engines each message wakes two more threads
-        # at both ends, which nearly doubles the cost; without them the waiting thread polls
-        # sockets.
-        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
         from sluice import cluster_app
 
         uvloop.run(cluster_app.run(settings, read_settings))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.transport.link_authentication import LinkKey
-from sluice.cluster.transport.link_stream import LinkOptions, LinkTls
+from sluice.cluster.transport.link_authentication import LinkCall, LinkKey
+from sluice.cluster.transport.link_handshake import CONTINUE, LINK, LinkRefused, encode_greeting
+from sluice.cluster.transport.link_sockets import LinkOptions, LinkTls
 from sluice.cluster.transport.peer_links import PeerLinks
 from sluice.cluster.transport.streams import NODE_TARGET, StreamTransport
 from sluice.units import Address
@@ -72,6 +75,7 @@ class LinkedNode:
         nodes: dict[int, NodeInfo],
         tls: LinkTls | None = None,
         secret: str = SECRET,
+        path: Path | None = None,
     ) -> None:
         self.name = name
         self.secret = secret
@@ -82,7 +86,9 @@ class LinkedNode:
         self.gone: list[str] = []
         self.cells: set[int] = set()
         self.make_link_end: Callable[[], LinkEnd] = LinkEnd
-        options = LinkOptions(Address("127.0.0.1", 0), heartbeat=0.05, silence=1.0, tls=tls)
+        options = LinkOptions(
+            Address("127.0.0.1", 0), heartbeat=0.05, silence=1.0, tls=tls, path=path
+        )
         self.streams = PeerLinks(options, nodes.get)
         self.streams.accept = self._accept
         self.streams.on_peer_gone = self.gone.append
@@ -107,3 +113,40 @@ class LinkedNode:
         return NodeInfo(
             self.id, self.name, str(Address("127.0.0.1", port or self.streams.address.port))
         )
+
+
+class RawCaller:
+    """A program at the port of a link that writes and reads messages of the handshake."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def write(self, message: bytes) -> None:
+        self.writer.write(len(message).to_bytes(2, "big") + message)
+
+    async def read(self) -> bytes:
+        """Return the content of the acceptor's next message; raise LinkRefused if it refuses."""
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            size = int.from_bytes(await self.reader.readexactly(2), "big")
+            message = await self.reader.readexactly(size)
+        if message[0] != CONTINUE:
+            raise LinkRefused(message[1:].decode(), message[0])
+        return message[1:]
+
+    async def is_closed(self) -> bool:
+        """Wait for the end of the connection; return whether nothing came before it."""
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            return await self.reader.read() == b""
+
+
+@asynccontextmanager
+async def call_link(address: Address, call: LinkCall | None = None) -> AsyncIterator[RawCaller]:
+    """Connect to the port of a link, and send the greeting of a call if there is one."""
+    caller = RawCaller(*await asyncio.open_connection(address.host, address.port))
+    try:
+        if call is not None:
+            await caller.write(encode_greeting(LINK, call))
+        yield caller
+    finally:
+        caller.writer.transport.abort()

@@ -83,20 +83,6 @@ class _RunningServer(Protocol):
         """Accept no new connections; requests in progress have `grace` seconds."""
 
 
-class AdminEventLoop(uvloop.Loop):
-    """An event loop that does not wake up for gRPC's events.
-
-    gRPC has one event queue per process and wakes every loop for each event; the first loop takes
-    the event and passes it on if it belongs to another. Nearly all events belong to the links
-    between nodes, so this loop does not poll, and the node's loop passes on those of the admin API.
-    """
-
-    def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:  # type: ignore[override]
-        listener = getattr(getattr(callback, "func", callback), "__self__", None)
-        if type(listener).__name__ != "PollerCompletionQueue":
-            super().add_reader(fd, callback, *arguments)
-
-
 class AdminServer:
     """Start and stop the admin thread. Called on the broker's loop.
 
@@ -131,12 +117,10 @@ class AdminServer:
             _resolve(finished, None, None)
             _resolve(opened, [], fault)
 
-        new_loop = uvloop.new_event_loop if self._config.directory is None else AdminEventLoop
-
         def run_thread() -> None:
             fault: BaseException | None = None
             try:
-                with asyncio.Runner(loop_factory=new_loop) as runner:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     runner.run(self._run(announce))
             except BaseException as error:
                 fault = error

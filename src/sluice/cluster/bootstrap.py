@@ -16,7 +16,7 @@ from sluice.cluster.membership.kv import CoordinationKv
 from sluice.cluster.membership.membership import Membership
 from sluice.cluster.settings import ClusterSettings
 from sluice.cluster.transport.link_authentication import LinkKey
-from sluice.cluster.transport.link_stream import LinkOptions, LinkTls
+from sluice.cluster.transport.link_sockets import LinkOptions, LinkTls
 from sluice.cluster.transport.peer_links import PeerLinks
 from sluice.errors import ConfigError
 from sluice.units import Address, parse_address
@@ -61,11 +61,7 @@ def make_peer_links(
         and settings.tls_key is not None
         and settings.tls_ca is not None
     ):
-        tls = LinkTls(
-            settings.tls_cert.read_bytes(),
-            settings.tls_key.read_bytes(),
-            settings.tls_ca.read_bytes(),
-        )
+        tls = LinkTls(settings.tls_cert, settings.tls_key, settings.tls_ca)
     options = LinkOptions(settings.listen, settings.name, settings.heartbeat, settings.silence, tls)
     return PeerLinks(options, owner_of)
 

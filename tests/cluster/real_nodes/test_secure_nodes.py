@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 import trustme
@@ -16,11 +15,11 @@ from sluice.access.api_tokens import make_token
 from sluice.access.identity import Role
 from sluice.client import Client
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
-from sluice.cluster.transport.link_stream import LinkOptions, open_channel
+from sluice.cluster.transport.link_authentication import LinkCall
+from sluice.cluster.transport.link_handshake import LinkRefused
 from sluice.cluster.transport.mux import Mux
-from sluice.cluster.transport.peer_links import STREAM_METHOD
-from sluice.units import Address
-from tests.cluster.kit import LinkEnd
+from sluice.units import parse_address
+from tests.cluster.kit import LinkEnd, call_link
 from tests.cluster.real_nodes.node_processes import Nodes
 from tests.support.redis_process import RedisProcess
 
@@ -120,21 +119,16 @@ async def test_viewer_that_reaches_the_link_port_is_refused(
         answer = await asyncio.to_thread(partial(httpx.get, url, headers=headers, trust_env=False))
         reported = answer.raise_for_status().json()
         (node,) = reported["nodes"]
-        channel = open_channel(node["link"], LinkOptions(Address("127.0.0.1", 0)))
         for caller in ("intruder-1", node["id"]):
-            metadata = (
-                ("sluice-cluster", reported["name"]),
-                ("sluice-from", caller),
-                ("sluice-to", node["id"]),
-            )
-            call = channel.stream_stream(STREAM_METHOD)(metadata=metadata)
-            await call.read()  # the challenge, which needs the cluster secret
-            link_mux = Mux(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
-            link_mux.dial(0, PROXY_GREETING, LinkEnd())
-            await call.write(link_mux.take_message())
-            async with asyncio.timeout(30):
-                assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-        await channel.close()
+            greeting = LinkCall(reported["name"], caller, node["id"])
+            async with call_link(parse_address(node["link"]), greeting) as call:
+                await call.read()  # the challenge, which needs the cluster secret
+                link_mux = Mux(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
+                link_mux.dial(0, PROXY_GREETING, LinkEnd())
+                await call.write(link_mux.take_output())
+                with pytest.raises(LinkRefused):
+                    await call.read()
+                assert await call.is_closed()
         assert "link refused node=intruder-1" in nodes.log("one")
     finally:
         nodes.stop()

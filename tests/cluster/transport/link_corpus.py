@@ -1,8 +1,9 @@
 """Inputs for fuzzing the links between nodes, and the properties that hold for every input.
 
-An input is what an authenticated node could send by mistake: a gRPC message for a mux, or bytes of
-the bridge for plain topics. For any input, the frames are handled or the protocol fault is raised
-(`MuxProtocolError`, `MalformedFrame`), and the unread data of a reader is bounded.
+An input is what an authenticated node could send by mistake (bytes for a mux, or bytes of the
+bridge for plain topics), or what an unknown caller sends first. For any input, the frames are
+handled or the protocol fault is raised (`MuxProtocolError`, `MalformedFrame`, `LinkRefused`), the
+result does not depend on where the bytes are cut, and the unread data of a reader is bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import json
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -30,14 +31,24 @@ from sluice.cluster.plain.bridge_frames import (
 from sluice.cluster.plain.fanout import Fanout, PublishedTopics, RetainedLookup
 from sluice.cluster.plain.node_inbox import NodeInbox
 from sluice.cluster.transport import mux
-from sluice.cluster.transport.mux import WINDOW_BYTES, Mux, MuxProtocolError
+from sluice.cluster.transport.link_authentication import LinkAuthenticationError, LinkCall
+from sluice.cluster.transport.link_handshake import (
+    LINK,
+    MAX_MESSAGE_BYTES,
+    PING,
+    HandshakeChannel,
+    LinkRefused,
+    decode_greeting,
+    encode_greeting,
+)
+from sluice.cluster.transport.mux import WINDOW_BYTES, LinkEndedByPeer, Mux, MuxProtocolError
 from sluice.cluster.transport.streams import NODE_TARGET, StreamLost, StreamProtocol
 from sluice.wire.packets import Publish
 from tests.cluster.kit import LinkEnd
 from tests.cluster.memory_cluster import MemoryCluster
 
 COMPILED = not str(bridge_module.__file__).endswith(".py")
-LISTENING, DIALING, ASKED, ASKING = range(4)  # the reader of the input
+LISTENING, DIALING, ASKED, ASKING, CALLED = READERS = range(5)  # the reader of the input
 MUX_SEEDS = (LISTENING, DIALING)
 CELLS = (0, 2, 4)  # open at the node; 1, 3 and 5 have no owner
 
@@ -171,6 +182,16 @@ SEEDS: list[tuple[int, bytes]] = [
     ),
 ]
 
+GREETING = encode_greeting(LINK, LinkCall("sluice", "first-1", "second-1"))
+ALL_SEEDS = [
+    *SEEDS,
+    # Inputs that end with a reason.
+    (DIALING, mux_frame(mux.OPENED, 1) + mux_frame(mux.GOODBYE, 0, b"left the cluster")),
+    (CALLED, len(GREETING).to_bytes(2, "big") + GREETING),
+    (CALLED, len(encode_greeting(PING)).to_bytes(2, "big") + encode_greeting(PING)),
+    (CALLED, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+]
+
 
 class QuietTransport:
     """The transport of a silent peer."""
@@ -244,12 +265,16 @@ class LinkFuzzTarget:
         """Feed the input to its reader and return the kind of answer; raise on a wrong one."""
         outcome = "taken"
         try:
-            if reader in MUX_SEEDS:
+            if reader == CALLED:
+                outcome = await greetings_of([data[:cut], data[cut:]])
+                assert outcome == await greetings_of([data[at : at + 1] for at in range(len(data))])
+            elif reader in MUX_SEEDS:
+                compare_mux_cuts(reader, data, cut)
                 self._feed_mux(reader, data, cut % 6)
             else:
                 compare_cuts(data, cut)
                 self._feed_stream(reader, data, cut)
-        except (MuxProtocolError, MalformedFrame) as fault:
+        except (MuxProtocolError, LinkEndedByPeer, MalformedFrame) as fault:
             outcome = str(fault)
         for _ in range(3):  # work deferred to later turns
             await asyncio.sleep(0)
@@ -280,7 +305,7 @@ class LinkFuzzTarget:
             for stream in one.streams.values():
                 assert stream._unread_bytes <= WINDOW_BYTES
                 assert stream._unread_bytes == sum(map(len, stream._unread))
-            one.take_message()
+            one.take_output()
             one.fail(StreamLost("the input is over"))
 
     def _feed_stream(self, reader: int, data: bytes, cut: int) -> None:
@@ -308,6 +333,61 @@ class LinkFuzzTarget:
         return asking
 
 
+def compare_mux_cuts(reader: int, data: bytes, cut: int) -> None:
+    """Check that a mux reads the same from the same bytes however they are split."""
+    whole = mux_events(reader, [data])
+    assert whole == mux_events(reader, [data[:cut], data[cut:]])
+    assert whole == mux_events(reader, [data[at : at + 1] for at in range(len(data))])
+
+
+def mux_events(reader: int, pieces: list[bytes]) -> tuple[object, ...]:
+    """Return everything that a mux reads and answers, and its fault."""
+    ends: list[LinkEnd] = []
+    opened: list[tuple[int, bytes]] = []
+
+    def accept(cell: int, greeting: bytes, peer: str) -> LinkEnd | None:
+        opened.append((cell, greeting))
+        if cell not in CELLS:
+            return None
+        ends.append(LinkEnd())
+        return ends[-1]
+
+    def call_now(call: Callable[..., object], *arguments: object) -> None:
+        call(*arguments)
+
+    one = mux.Mux(lambda: None, accept if reader == LISTENING else None, call_now, "peer-1")
+    if reader == DIALING:
+        ends += [LinkEnd(), LinkEnd()]
+        for end in ends:
+            one.dial(0, PROXY_GREETING, end)
+    fault = ""
+    try:
+        for piece in pieces:
+            one.receive(piece)
+            assert len(one._incomplete) < mux.HEADER_BYTES + mux.MAX_BODY_BYTES
+    except (MuxProtocolError, LinkEndedByPeer) as error:
+        fault = str(error)
+    states = [(bytes(end.data), end.transport is not None, str(end.lost)) for end in ends]
+    return opened, states, one.take_output(), fault
+
+
+async def greetings_of(pieces: list[bytes]) -> str:
+    """Return what the acceptor of a link understands from an unknown caller, or its refusal."""
+    channel = HandshakeChannel()
+    channel.connection_made(QuietTransport())
+    for piece in pieces:
+        channel.data_received(piece)
+    channel.connection_lost(None)
+    found = ""
+    try:
+        while True:
+            message = await channel.read()
+            assert 0 < len(message) <= MAX_MESSAGE_BYTES
+            found += f"{decode_greeting(message)}, "
+    except (LinkRefused, LinkAuthenticationError, ConnectionResetError) as fault:
+        return found + str(fault)
+
+
 def compare_cuts(data: bytes, cut: int) -> None:
     """Check that the same bytes give the same frames however they are split."""
     whole = frames_of([data])
@@ -328,7 +408,7 @@ def frames_of(pieces: list[bytes]) -> list[tuple[int, bytes] | str]:
 
 def mutated(reader: int, data: bytes, draw: Random) -> bytes:
     """Return `data` with a few faults: in the raw bytes, or in frames that are complete again."""
-    if draw.random() < 0.3:
+    if reader == CALLED or draw.random() < 0.3:
         return mutate_once(data, draw)
     parts = list(split(reader, data))
     for _ in range(draw.choice((1, 1, 2, 3))):

@@ -34,9 +34,10 @@ def dialed() -> tuple[Mux, LinkEnd]:
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (b"\1", "cut off"),
-        (mux_frame(mux.DATA, 1, b"abc")[:-1], "cut off"),
         (mux_frame(9, 1), "kind 9"),
+        (mux_frame(0, 1), "kind 0"),
+        (struct.pack(">BII", mux.DATA, 1, mux.MAX_BODY_BYTES + 1), "exceeds the limit"),
+        (struct.pack(">BII", mux.HEARTBEAT, 0, 0xFFFF_FFFF), "exceeds the limit"),
         (mux_frame(mux.OPENED, 1), "opened twice"),
         (mux_frame(mux.CREDIT, 1, b"\1"), "not a number"),
         (mux_frame(mux.CREDIT, 1, b"\0\0\0\1"), "more credit"),
@@ -48,6 +49,31 @@ def test_invalid_mux_message_breaks_the_stream_with_a_reason(message: bytes, fau
     one, _ = dialed()
     with pytest.raises(MuxProtocolError, match=fault):
         one.receive(message)
+
+
+def test_frames_arrive_whole_wherever_the_bytes_are_cut() -> None:
+    data = b"".join(mux_frame(mux.DATA, 1, b"%d," % nth * nth) for nth in range(50))
+    for size in (1, 2, 8, 9, 10, 100, len(data)):
+        one, end = dialed()
+        for at in range(0, len(data), size):
+            one.receive(data[at : at + size])
+        assert end.data == b"".join(b"%d," % nth * nth for nth in range(50))
+
+
+def test_incomplete_frame_costs_at_most_the_largest_body() -> None:
+    one, end = dialed()
+    frame = mux_frame(mux.DATA, 1, bytes(mux.MAX_DATA_BYTES))
+    one.receive(frame[:-1])
+    assert len(one._incomplete) == len(frame) - 1 and not end.data
+    one.receive(frame[-1:])
+    assert len(end.data) == mux.MAX_DATA_BYTES and one._incomplete == b""
+
+
+def test_oversized_greeting_fails_only_its_stream() -> None:
+    one, end = dialed()
+    large = LinkEnd()
+    one.dial(0, bytes(mux.MAX_BODY_BYTES), large)
+    assert isinstance(large.lost[0], StreamLost) and not end.lost
 
 
 def test_data_before_the_stream_is_open_breaks_the_link() -> None:
@@ -191,7 +217,7 @@ async def test_client_with_an_unreadable_greeting_is_refused_alone(
     one = Mux(lambda: None, target.node.accept, call_now, "peer-1")
     one.receive(opening(1, 0, CLIENT_GREETING + greeting) + opening(2, 0, corpus.client_info()))
     assert list(one.streams) == [2]
-    assert mux.CLOSED_WITH_ERROR + b"the greeting of a client" in one.take_message()
+    assert mux.CLOSED_WITH_ERROR + b"the greeting of a client" in one.take_output()
     one.fail(StreamLost("over"))
     await target.close()
 
@@ -202,6 +228,6 @@ async def test_corrupted_frame_ends_only_its_link(target: LinkFuzzTarget) -> Non
     for reader, data in corpus.SEEDS:
         assert "taken" in await target.check(reader, 3, data)
     for _ in range(1500):
-        reader, data = draw.choice(corpus.SEEDS)
+        reader, data = draw.choice(corpus.ALL_SEEDS)
         await target.check(reader, draw.randrange(256), corpus.mutated(reader, data, draw))
     await target.close()

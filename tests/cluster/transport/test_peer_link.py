@@ -1,15 +1,17 @@
-"""Streams between two nodes, over real gRPC links on loopback."""
+"""Streams between two nodes, over real links on loopback."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trustme
 
 from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.transport.link_stream import LinkTls
+from sluice.cluster.transport.link_sockets import LinkTls
 from sluice.cluster.transport.streams import NODE_TARGET, NoOwner, StreamLost
 from tests.cluster.kit import SECRET, LinkedNode, LinkEnd, until
 from tests.support.fault_proxy import FaultProxy
@@ -236,39 +238,48 @@ def has(end: LinkEnd, data: bytes) -> bool:
     return end.data == data
 
 
-def tls_of(authority: trustme.CA, trusted: trustme.CA) -> LinkTls:
-    issued = authority.issue_cert("127.0.0.1")
-    chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
-    return LinkTls(chain, issued.private_key_pem.bytes(), trusted.cert_pem.bytes())
+def tls_of(
+    folder: Path, authority: trustme.CA, trusted: trustme.CA, name: str = "127.0.0.1"
+) -> LinkTls:
+    """Write the files of a node whose certificate has `name`."""
+    issued = authority.issue_cert(name)
+    paths = [folder / f"{secrets.token_hex(4)}.pem" for _ in range(3)]
+    paths[0].write_bytes(b"".join(one.bytes() for one in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(paths[1])
+    trusted.cert_pem.write_to_path(paths[2])
+    return LinkTls(*paths)
 
 
 async def test_nodes_that_trust_each_others_authority_connect_over_tls(
-    authority: trustme.CA,
+    tmp_path: Path, authority: trustme.CA
 ) -> None:
-    async for pair in make_pair(tls_of(authority, authority), tls_of(authority, authority)):
+    first, second = (tls_of(tmp_path, authority, authority) for _ in range(2))
+    async for pair in make_pair(first, second):
         local, remote = await pair.open_stream()
         local.stream.write(b"secret")
         await until(partial(has, remote, b"secret"))
 
 
 @pytest.mark.parametrize("caller", ["plain", "another authority"])
-async def test_untrusted_caller_is_refused_over_tls(authority: trustme.CA, caller: str) -> None:
-    tls = None if caller == "plain" else tls_of(trustme.CA(), authority)
-    async for pair in make_pair(tls, tls_of(authority, authority)):
+async def test_untrusted_caller_is_refused_over_tls(
+    tmp_path: Path, authority: trustme.CA, caller: str
+) -> None:
+    tls = None if caller == "plain" else tls_of(tmp_path, trustme.CA(), authority)
+    async for pair in make_pair(tls, tls_of(tmp_path, authority, authority)):
         end = pair.dial()
         await until(partial(getattr, end, "lost"))
         assert end.transport is None
         assert pair.second.greetings == []
 
 
-async def test_hundred_streams_share_link_messages(pair: Pair) -> None:
-    """The output of one turn leaves together: remote fewer messages than streams."""
+async def test_hundred_streams_share_writes(pair: Pair) -> None:
+    """The output of one turn leaves together: far fewer reads than streams."""
     ends = [pair.dial() for _ in range(100)]
     await until(lambda: all(end.transport for end in ends))
-    (stream,) = pair.second.streams._accepted
-    messages: list[str] = []
-    stream._on_received = messages.append
+    (link,) = pair.second.streams._acceptor.links
+    reads: list[str] = []
+    link._on_received = reads.append
     for end in ends:
         end.stream.write(b"now")
     await until(lambda: all(end.data == b"now" for end in pair.second.answering))
-    assert len(messages) < 20
+    assert len(reads) < 20

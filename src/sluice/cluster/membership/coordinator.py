@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from sluice.errors import SluiceError
 
 # The version of the protocol between nodes: handshake, mux, frames and greetings.
-LINK_PROTOCOL_VERSION: Final = 3
+LINK_PROTOCOL_VERSION: Final = 4
 
 
 class CoordinatorError(SluiceError):

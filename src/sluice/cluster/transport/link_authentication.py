@@ -1,6 +1,6 @@
 """Mutual authentication of two nodes, before any frame of a link.
 
-Both know a secret, and neither sends it. The first three messages of each gRPC stream are
+Both know a secret, and neither sends it. After the greeting of the caller follow
 
       acceptor to caller    32 random bytes: the challenge
       caller to acceptor    32 random bytes, then the proof of the caller
@@ -12,7 +12,7 @@ another, and a challenge cannot be answered by reflecting it. The caller proves 
 unknown caller receives nothing that would help to guess the secret.
 
 With mutual TLS, the certificate of the caller must also have the host that the caller registered.
-This module does not know gRPC: callers pass `read` and `write`.
+This module does not know sockets: callers pass `read` and `write`.
 """
 
 from __future__ import annotations
