@@ -291,6 +291,24 @@ class UnknownOwner(UnknownQueue):
         )
 
 
+class UnknownClient(UnknownQueue):
+    def __init__(self, client: str) -> None:
+        QueueError.__init__(
+            self,
+            f"there is no client {client!r}, and no session of it",
+            "List the clients: `sluice clients list`",
+        )
+
+
+class ClientNotConnected(QueueError):
+    def __init__(self, client: str) -> None:
+        super().__init__(
+            f"client {client!r} is not connected; only its session exists",
+            "To delete the session with its subscriptions and pending messages, ask for"
+            " end_session (`sluice clients kick --end-session`)",
+        )
+
+
 class StoreUnavailable(QueueError):
     """The store accepts no writes for now, and is expected to recover."""
 

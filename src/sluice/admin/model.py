@@ -26,6 +26,10 @@ from sluice.queues.views import (
 
 __all__ = [
     "Caller",
+    "Client",
+    "ClientConsumer",
+    "ClientDetail",
+    "ClientSubscription",
     "Cluster",
     "ClusterCell",
     "ClusterNode",
@@ -37,6 +41,7 @@ __all__ = [
     "Finding",
     "Group",
     "GroupState",
+    "Kicked",
     "Ledger",
     "Loss",
     "Message",
@@ -123,6 +128,66 @@ class Owner:
     written_at: Annotated[Time, Doc("Time of the last write")]
     subscribed: Annotated[bool, Doc("The owner has a subscription")]
     connected: Annotated[bool, Doc("The owner has a connection")]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client id: its connection, if it has one, and its session."""
+
+    client: Annotated[str, Doc("Client id", example="worker-1")]
+    user: Annotated[str, Doc("User name; empty: none, or unknown since the start of the broker")]
+    connected: Annotated[bool, Doc("False: the session exists without a connection")]
+    protocol: Annotated[str, Doc("Of its last connection", example="MQTT 5.0")]
+    address: Annotated[str, Doc("HOST:PORT of the connection, or empty")]
+    connected_at: Annotated[Time, Doc("Start of the connection; null: not connected")]
+    disconnected_at: Annotated[Time, Doc("End of the last connection; null: connected")]
+    session_expiry: Annotated[
+        int, Doc("Seconds that the session outlives its connection; 4294967295: for ever")
+    ]
+    subscriptions: Annotated[int, Doc("Topic filters, those of queues included")]
+    inflight: Annotated[int, Doc("Sent messages of QoS 1 and 2 that it has not acknowledged")]
+    queued: Annotated[int, Doc("Messages that wait for the client or for its window")]
+    queued_bytes: Annotated[Size, Doc("Size of both")]
+    dropped: Annotated[int, Doc("Messages dropped because it was too slow, or its limits full")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSubscription:
+    """One topic filter of a client."""
+
+    filter: Annotated[str, Doc("Topic filter, as the client wrote it")]
+    qos: Annotated[int, Doc("Highest QoS of the deliveries")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConsumer:
+    """A client as a consumer of a queue."""
+
+    queue: Annotated[str, Doc("Name of the queue")]
+    group: Annotated[str, Doc("Its consumer group")]
+    inflight: Annotated[int, Doc("Unsettled deliveries that it holds")]
+    prefetch: Annotated[int, Doc("Unsettled deliveries that it accepts; 0: it is draining")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDetail:
+    """A client with its subscriptions."""
+
+    client: Annotated[Client, Doc("The client as lists show it")]
+    subscriptions: Annotated[
+        list[ClientSubscription], Doc("By filter; at most the first 1,000 of each kind")
+    ]
+    consumers: Annotated[
+        list[ClientConsumer], Doc("Queues of the same cell that it consumes: at most 1,000")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Kicked:
+    """The result of a kick."""
+
+    disconnected: Annotated[bool, Doc("Its connection was closed")]
+    session_ended: Annotated[bool, Doc("Its session no longer exists")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from sluice.admin.model import (
     Redriven,
 )
 from sluice.admin.queries import (
+    client_operations,
     dead_letter_operations,
     message_lookup,
     owner_operations,
@@ -316,6 +317,30 @@ class AdminService:
 
     async def purge_owner(self, client: str) -> int:
         return await owner_operations.purge_owner(self._facade, client)
+
+    # ---- clients
+
+    async def clients(
+        self,
+        prefix: str = "",
+        after: str = "",
+        limit: int = 1000,
+        connected: bool | None = None,
+        user: str = "",
+    ) -> list[model.Client]:
+        """Return clients and persistent sessions by client id, starting after `after`."""
+        return await client_operations.list_clients(
+            self._facade, prefix, after, limit, connected, user
+        )
+
+    async def client(self, client: str) -> model.ClientDetail:
+        self._facade.sync_clock()
+        return client_operations.build_client_detail(
+            client_operations.find_session(self._facade, client)
+        )
+
+    async def kick_client(self, client: str, end_session: bool = False) -> model.Kicked:
+        return await client_operations.kick_client(self._facade, client, end_session)
 
     # ---- dead letters
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli.commands import access, bench, ecq, groups, queues, worker
+from sluice.cli.commands import access, bench, clients, ecq, groups, queues, worker
 from sluice.cli.commands.messages import consume, dlq, peek, publish
 from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
 from sluice.cli.commands.serve import build, serve
@@ -63,7 +63,7 @@ app.command(rich_help_panel="Broker")(serve)
 _PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, peek, dlq)),
-    ("Monitoring", (diagnosis, top, nodes, stores, losses, bench)),
+    ("Monitoring", (diagnosis, top, clients, nodes, stores, losses, bench)),
     ("Spark", (job_commands,)),
     ("Access", (access,)),
 )

@@ -88,6 +88,11 @@ class Peer:
         properties = user_properties(PacketTypes.PUBLISH, pairs)
         self._client.publish(f"{topic}/{verdict}", b"", 1, properties=properties)
 
+    def reconnects(self, wanted: bool) -> None:
+        """Whether the client connects again after its connection has ended."""
+        if not wanted:
+            self._client.on_disconnect = lambda client, *_: client.loop_stop()
+
     def stop(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()

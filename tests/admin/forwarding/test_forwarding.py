@@ -298,3 +298,24 @@ async def test_local_list_reports_which_cells_it_covers(
     await forwarder.get("/queues", headers=[(b"x-sluice-alone", b"1")])
     assert forwarder.headers()["x-sluice-cells"] == "0 1"
     assert remote.requests == []
+
+
+async def test_clients_of_all_nodes_are_one_list(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    forwarder.listed = [{"client": "a"}, {"client": "c"}]
+    remote.responses["GET", "/clients"] = httpx.Response(200, json=[{"client": "b"}])
+    await forwarder.get("/clients")
+    assert json.loads(forwarder.sent[1]["body"]) == [{"client": one} for one in "abc"]
+
+
+async def test_request_about_a_client_goes_to_the_owner_of_its_cell(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    names = [f"c{nth}" for nth in range(100)]
+    far = next(one for one in names if forwarder.directory.cell_of_client(one) == 2)
+    near = next(one for one in names if forwarder.directory.cell_of_client(one) == 0)
+    remote.responses["GET", far] = httpx.Response(200, stream=Body("end"))
+    await forwarder.get(f"/clients/{far}")
+    await forwarder.get(f"/clients/{near}")
+    assert remote.request_log() == [f"GET {far}"]

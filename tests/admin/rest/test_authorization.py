@@ -24,6 +24,7 @@ READS = [
     "/queues/tasks/dlq",
     "/queues/tasks/diagnosis",
     "/verify",
+    "/clients",
     "/listeners",
     "/whoami",
 ]

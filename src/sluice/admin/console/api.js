@@ -177,6 +177,10 @@ export const api = {
   owner: (client) => request("GET", `/ecq/${id(client)}`),
   ownerValues: (client, where) => request("GET", `/ecq/${id(client)}/values${query(where)}`),
   purgeOwner: (client) => request("POST", `/ecq/${id(client)}/purge`),
+  clients: (where) => request("GET", `/clients${query(where)}`),
+  client: (client) => request("GET", `/clients/${id(client)}`),
+  kickClient: (client, endSession) =>
+    request("DELETE", `/clients/${id(client)}${query({ end_session: endSession })}`),
   deadLetters: (name, filter) => request("GET", `${queue(name)}/dlq${query(filter)}`),
   deadLetter: (name, deadLetter) => request("GET", `${queue(name)}/dlq/${id(deadLetter)}`),
   retryDeadLetter: (name, deadLetter, toAll) =>

@@ -10,6 +10,7 @@ import { History } from "./history.js";
 import { Live } from "./live.js";
 import { to, watch } from "./router.js";
 import { askForCredentials } from "./sign_in.js";
+import { clientPage, clientsPage } from "./views/clients.js";
 import { messageTracePage } from "./views/message_trace.js";
 import { findPage } from "./views/find.js";
 import { nodesPage } from "./views/nodes.js";
@@ -24,11 +25,19 @@ const PAGES = {
   message: messageTracePage,
   find: findPage,
   nodes: nodesPage,
+  clients: clientsPage,
+  client: clientPage,
   owners: ownersPage,
   owner: ownerPage,
   unknown: unknownPage,
 };
-const PLACES = { nodes: "nodes", owners: "ecq", owner: "ecq" }; // all other pages are about queues
+const PLACES = {
+  nodes: "nodes",
+  owners: "ecq",
+  owner: "ecq",
+  clients: "clients",
+  client: "clients",
+}; // all other pages are about queues
 const ROLES = ["viewer", "operator", "admin"];
 
 const main = document.getElementById("main");

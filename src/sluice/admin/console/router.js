@@ -1,6 +1,8 @@
 // Addresses of the console, after the #: page, queue and message. One table for both directions.
 //
 //   #/                                    overview
+//   #/clients                             clients and sessions
+//   #/clients/<client>                    one client
 //   #/ecq                                 owners of exclusive queues
 //   #/ecq/<client>                        the values of one owner
 //   #/nodes                               nodes
@@ -18,6 +20,8 @@ const part = encodeURIComponent;
 export const to = {
   overview: () => "#/",
   nodes: () => "#/nodes",
+  clients: () => "#/clients",
+  client: (client) => `#/clients/${part(client)}`,
   owners: () => "#/ecq",
   owner: (client) => `#/ecq/${part(client)}`,
   find: (id) => `#/find/${part(id)}`,
@@ -39,6 +43,8 @@ export function parse(hash) {
   const open = new URLSearchParams(search).get("open") ?? "";
   if (!place) return { page: "overview" };
   if (place === "nodes" && parts.length === 1) return { page: "nodes" };
+  if (place === "clients" && parts.length === 1) return { page: "clients" };
+  if (place === "clients" && parts.length === 2) return { page: "client", client: name };
   if (place === "ecq" && parts.length === 1) return { page: "owners" };
   if (place === "ecq" && parts.length === 2) return { page: "owner", client: name };
   if (place === "find" && parts.length === 2) return { page: "find", id: name };

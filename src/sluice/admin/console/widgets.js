@@ -164,3 +164,21 @@ export function pageHead(title, { trail = [], tags = [], actions = [] } = {}) {
     ),
   );
 }
+
+/** Call `load` now and at intervals, until the page ends. */
+export function reloadEvery(load, every) {
+  const page = {
+    alive: true,
+    timer: 0,
+    end() {
+      page.alive = false;
+      clearTimeout(page.timer);
+    },
+  };
+  const next = async () => {
+    await load();
+    if (page.alive) page.timer = setTimeout(next, every);
+  };
+  queueMicrotask(next);
+  return page;
+}

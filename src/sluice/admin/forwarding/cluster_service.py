@@ -53,7 +53,7 @@ QUEUE_METHODS: Final = (
     "trace_message",
     "diagnose",
 )
-CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner")
+CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner", "client", "kick_client")
 BULK_QUEUE_METHODS: Final = ("offsets", "offsets_at", "slice", "progress", "advance")
 SUMMED_FIELDS: Final = frozenset(
     name for name, kind in get_type_hints(model.Node).items() if kind is int
@@ -184,6 +184,20 @@ class ClusterAdminService(AdminService):
         self, prefix: str = "", after: str = "", limit: int = 1000
     ) -> list[model.Owner]:
         pages = [await one.owners(prefix, after, limit) for one in list(self._services().values())]
+        return list(islice(merge(*pages, key=lambda view: view.client), limit))
+
+    async def clients(
+        self,
+        prefix: str = "",
+        after: str = "",
+        limit: int = 1000,
+        connected: bool | None = None,
+        user: str = "",
+    ) -> list[model.Client]:
+        pages = [
+            await one.clients(prefix, after, limit, connected, user)
+            for one in list(self._services().values())
+        ]
         return list(islice(merge(*pages, key=lambda view: view.client), limit))
 
     async def find(self, message_id: str) -> list[str]:

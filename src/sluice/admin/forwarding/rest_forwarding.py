@@ -67,6 +67,7 @@ class GatheredList:
 GATHERED_LISTS: Final = {
     "queues": GatheredList("name"),
     "ecq": GatheredList("client"),
+    "clients": GatheredList("client"),
     "nodes": GatheredList("name", is_per_cell=False),
     "verify": GatheredList(),
     "losses": GatheredList("cell"),
@@ -126,7 +127,7 @@ class RestForwarder:
                 return directory.cell_of_queue(_queue_name_in(body)), replay_body(body, receive)
             case ["queues", name, *_] | ["bulk", "queues", name, *_]:
                 return directory.cell_of_queue(parse_queue_name(name)), receive
-            case ["ecq", client, *_] | ["bulk", "stages", client, *_]:
+            case ["ecq" | "clients", client, *_] | ["bulk", "stages", client, *_]:
                 return directory.cell_of_client(client), receive
             case ["losses", number, *_] if number.isdecimal() and int(number) < directory.cells:
                 return int(number), receive

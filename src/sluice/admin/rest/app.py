@@ -20,6 +20,7 @@ from sluice.admin.rest import errors, pages
 from sluice.admin.rest.middleware import RestAuthMiddleware
 from sluice.admin.rest.routes import (
     bulk_routes,
+    client_routes,
     cluster_routes,
     dead_letter_routes,
     live_routes,
@@ -55,6 +56,7 @@ TAGS: Final = [
         "description": "Messages that could not be processed: show, redrive, delete",
     },
     {"name": "exclusive queues", "description": "The last value of each key, for one client"},
+    {"name": "clients", "description": "Connected clients and persistent sessions"},
     {
         "name": "bulk",
         "description": "Ranges as Arrow streams, progress, exactly-once batches: for Spark",
@@ -131,6 +133,7 @@ def make_app(
         message_routes,
         dead_letter_routes,
         owner_routes,
+        client_routes,
         bulk_routes,
         live_routes,
         node_routes,

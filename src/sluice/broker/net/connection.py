@@ -89,6 +89,7 @@ class Connection(Deadline):
         self.lost: bool = False
         self.keep_alive: float = 0.0  # seconds of silence that are allowed; 0.0: unlimited
         self.last_read_at: float = 0.0
+        self.opened_at: float = 0.0
         self.max_outgoing_packet: i64 = NO_LIMIT  # the client's maximum packet size
         self.wants_reason_strings: bool = True
         self.max_outgoing_aliases: i64 = 0  # the client's topic alias maximum
@@ -117,6 +118,7 @@ class Connection(Deadline):
         broker = self.broker
         self.transport = transport
         self.last_read_at = broker.turn.begin()
+        self.opened_at = self.last_read_at
         broker.on_opened(self)
 
     def data_received(self, data: bytes) -> None:

@@ -21,7 +21,7 @@ from sluice.broker.sessions.session import Session
 from sluice.clock import Deadline
 from sluice.errors import QueueError
 from sluice.wire.packets import Publish
-from sluice.wire.reasons import SESSION_TAKEN_OVER
+from sluice.wire.reasons import ADMINISTRATIVE_ACTION, SESSION_TAKEN_OVER
 
 NEVER_EXPIRES: Final = 0xFFFF_FFFF  # session expiry interval without expiry
 
@@ -81,6 +81,11 @@ class SessionRegistry:
             session.retained_sender.resume()  # messages for a persistent session are stored for it
         if session.expiry_seconds != NEVER_EXPIRES:
             self._scheduler.wake_at(now + session.expiry_seconds, _SessionExpiry(self, session))
+
+    def disconnect(self, session: Session, reason_string: str) -> None:
+        """End the connection of `session`, if it has one, by administrative action."""
+        if session.connection is not None:
+            session.connection.end(ADMINISTRATIVE_ACTION, reason_string)
 
     def end_session(self, session: Session) -> None:
         """End `session`, publish its will and delete its state."""

@@ -124,6 +124,9 @@ class Session(Publisher):
         # SUBACKs that wait for a commit
         self._pending_subacks: dict[int, tuple[int, list[int], str]] = {}
 
+    def protocol_name(self) -> str:
+        return "MQTT 5.0" if self.version == V5 else "MQTT 3.1.1"
+
     # ---- incoming publishes
 
     def on_publish(self, packet: Publish, connection: Connection) -> None:

@@ -16,6 +16,7 @@ import {
   failed,
   loading,
   pageHead,
+  reloadEvery,
   stateTag,
   table,
   tag,
@@ -266,22 +267,4 @@ async function purgeOwner(client, load) {
     notice(`${plural(done.purged, "value")} of ${client} removed.`);
     await load();
   }
-}
-
-/** Call `load` now and at intervals, until the page ends. */
-function reloadEvery(load, every) {
-  const page = {
-    alive: true,
-    timer: 0,
-    end() {
-      page.alive = false;
-      clearTimeout(page.timer);
-    },
-  };
-  const next = async () => {
-    await load();
-    if (page.alive) page.timer = setTimeout(next, every);
-  };
-  queueMicrotask(next);
-  return page;
 }

@@ -279,6 +279,9 @@ def _item(sign: Text, body: Text) -> Table:
 
 
 def _format_remedy(step: str) -> Padding:
-    """Format a step; a command has a color and can be copied whole."""
-    text = styled(step, style="cyan" if step.startswith("sluice ") else "")
-    return Padding(Stack(text), (0, 0, 0, 2))
+    """Format a step, by lines; a command has a line and a color, and can be copied whole."""
+    lines = (
+        styled(line, style="cyan" if line.startswith("sluice ") else "")
+        for line in step.split("\n")
+    )
+    return Padding(Stack(*lines), (0, 0, 0, 2))
