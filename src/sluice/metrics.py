@@ -63,6 +63,13 @@ class Histogram:
         self._counts[at] += 1
         self.total += seconds
 
+    def count(self) -> i64:
+        """Return how many durations were added."""
+        total: i64 = 0
+        for count in self._counts:
+            total += count
+        return total
+
     def counts(self) -> list[int]:
         """Return the counts by bound, empty if nothing was counted."""
         return [int(count) for count in self._counts]

@@ -89,7 +89,7 @@ async def test_read_does_not_wait_for_a_commit(harness: AdminHarness) -> None:
     harness.store.hold()
     change = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     await turn(harness)
-    assert (await harness.call(harness.admin.stats("tasks"))).depth == 2
+    assert (await harness.call(harness.admin.stats("tasks"))).total_messages == 2
     assert (await harness.call(harness.admin.peek("tasks", limit=1)))[0].payload == b"y"
     harness.store.release()
     await turn(harness)

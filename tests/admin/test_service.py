@@ -200,18 +200,13 @@ async def test_stats_of_a_queue_follow_its_messages(harness: AdminHarness) -> No
     settle(worker, "ack", acked)
     settle(worker, "nack", nacked)
     stats = await harness.call(harness.admin.stats("tasks"))
-    assert (stats.depth, stats.inflight, stats.retrying, stats.acked, stats.enqueued) == (
-        3,
-        2,
-        1,
-        1,
-        4,
-    )
-    assert (stats.active_consumers, stats.partitions_assigned, stats.groups) == (1, 10, 1)
-    assert (stats.retried, stats.dlq, stats.is_dead_letters) == (1, "dlq/tasks", False)
+    assert (stats.total_messages, stats.inflight_messages, stats.retrying) == (3, 2, 1)
+    assert (stats.acked, stats.enqueued) == (1, 4)
+    assert (stats.active_consumers, stats.partitions_assigned, stats.groups) == (1, {"w-1": 10}, 1)
+    assert (stats.retry_count, stats.dlq, stats.is_dead_letters) == (1, "dlq/tasks", False)
     settle(worker, "reject", held)
     stats = await harness.call(harness.admin.stats("tasks"))
-    assert (stats.dead, stats.dlq_depth) == ({"rejected": 1}, 1)
+    assert (stats.dead, stats.dlq_messages) == ({"rejected": 1}, 1)
     assert (await harness.call(harness.admin.stats("dlq/tasks"))).is_dead_letters
     group = await harness.call(harness.admin.group("tasks", "w"))
     ledger = group.ledger
@@ -231,6 +226,50 @@ async def test_stats_of_a_queue_follow_its_messages(harness: AdminHarness) -> No
     assert (await harness.call(harness.admin.nodes()))[0].name == "local"
 
 
+async def test_latencies_and_nacks_are_averages_of_the_last_seconds(harness: AdminHarness) -> None:
+    await harness.call(harness.admin.create_queue({"name": "tasks"}))
+    worker = harness.worker(prefetch=1000)
+    for _ in range(10):
+        await harness.call(harness.admin.stats("tasks"))
+        harness.publish(b"x")
+        harness.advance(0.25)
+        (message,) = take(worker)
+        harness.advance(0.75)
+        settle(worker, "nack", message, delay="1h")
+        harness.publish(b"x")
+        (message,) = take(worker)
+        harness.advance(0.5)
+        settle(worker, "ack", message)
+    stats = await harness.call(harness.admin.stats("tasks"))
+    assert stats.nack_rate == pytest.approx(0.7, abs=0.1)
+    assert stats.avg_process_latency == pytest.approx(0.5, abs=0.01)
+    assert stats.avg_delivery_latency == pytest.approx(0.0, abs=0.01)
+    harness.advance(60)
+    await harness.call(harness.admin.stats("tasks"))
+    harness.advance(60)  # nothing was settled: the last known average stays
+    stats = await harness.call(harness.admin.stats("tasks"))
+    assert stats.nack_rate == 0.0
+    assert stats.avg_process_latency == pytest.approx(0.5, abs=0.01)
+
+
+async def test_last_delivery_and_heartbeat_are_shown(harness: AdminHarness) -> None:
+    worker = harness.worker("w-1")
+    detail = await harness.call(harness.admin.queue("tasks"))
+    assert all(one.last_delivery == 0.0 for one in detail.partitions)
+    harness.advance(5)
+    harness.publish(b"x", partition_key="a")
+    delivered_at = harness.loop.now
+    harness.advance(5)
+    worker.ping()
+    pinged_at = harness.loop.now
+    harness.advance(5)
+    detail = await harness.call(harness.admin.queue("tasks"))
+    (partition,) = [one for one in detail.partitions if one.messages]
+    assert partition.last_delivery == pytest.approx(delivered_at, abs=1.0)
+    (consumer,) = await harness.call(harness.admin.consumers("tasks"))
+    assert consumer.last_heartbeat == pytest.approx(pinged_at, abs=1.0)
+
+
 async def test_rates_do_not_depend_on_how_often_they_are_read(harness: AdminHarness) -> None:
     worker = harness.worker(prefetch=1000)
     await harness.call(harness.admin.stats("tasks"))
@@ -245,7 +284,7 @@ async def test_rates_do_not_depend_on_how_often_they_are_read(harness: AdminHarn
             await harness.call(harness.admin.list_queues())
         harness.advance(0.5)
         stats = await harness.call(harness.admin.stats("tasks"))
-        seen.append((stats.enqueue_rate, stats.deliver_rate, stats.ack_rate))
+        seen.append((stats.enqueue_rate, stats.dequeue_rate, stats.ack_rate))
     assert seen[6:] == [(10.0, 10.0, 10.0)] * 6
     harness.advance(60)
     await harness.call(harness.admin.stats("tasks"))
@@ -302,7 +341,7 @@ async def test_purge_leaves_messages_in_flight(harness: AdminHarness) -> None:
     for number in range(600):
         await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"%d" % number)))
     assert await harness.call(harness.admin.purge("tasks")) == 598
-    assert (await harness.call(harness.admin.stats("tasks"))).depth == 2
+    assert (await harness.call(harness.admin.stats("tasks"))).total_messages == 2
     for message in take(worker):
         settle(worker, "ack", message)
     assert await harness.call(harness.admin.purge("tasks")) == 0
@@ -532,7 +571,7 @@ async def test_mqtt_admin_requests_are_carried_out_by_the_same_service(
     join(client, "$admin/queue/tasks/stats", 0)
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     harness.advance(1.5)
-    assert b'"depth": 1' in client.messages()[-1].payload
+    assert b'"total_messages": 1' in client.messages()[-1].payload
 
 
 async def test_peek_past_many_settled_messages_does_not_block_the_broker(

@@ -77,7 +77,7 @@ async def backlog(trial: Trial) -> None:
         peak < before + 64 * MIB + 60 * count, f"memory grows by {(peak - before) / MIB:.0f} MiB"
     )
     figures = await stats(broker, "jobs")
-    trial.expect(figures["depth"] == 0, f"{figures['depth']} are left")
+    trial.expect(figures["total_messages"] == 0, f"{figures['total_messages']} are left")
     broker.stop()
 
 
@@ -140,7 +140,7 @@ max_backoff = "50ms"
     end = time.monotonic() + 2 * SECONDS
     while dead < len(poisons) and time.monotonic() < end:
         with suppress(Exception):
-            dead = (await stats(broker, "dlq$mixed"))["depth"]
+            dead = (await stats(broker, "dlq$mixed"))["total_messages"]
         await asyncio.sleep(0.1)
     app.stop()
     await serving

@@ -37,7 +37,7 @@ async def test_group_starts_at_the_earliest_and_retains_what_it_has_not_settled(
     assert (group["lag"], group["ledger"]["acked"]) == (40, 60)
     [offsets] = await harness.offsets()
     assert (offsets["earliest"], offsets["latest"]) == (60, 100)
-    assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] == 40
+    assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["total_messages"] == 40
     assert await harness.ok("GET", "/verify") == []
 
 
@@ -214,7 +214,7 @@ async def test_recreated_queue_accepts_no_progress_of_its_predecessor(harness: B
     assert "deleted and made again" in reported["message"]
     assert "start again" in reported["do"]
     assert await harness.ok("GET", f"/queues/{harness.queue}/groups") == []
-    assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] == 20
+    assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["total_messages"] == 20
     # A request without an incarnation is accepted, as before.
     body = {"partitions": {"0": 10}, "create": True}
     assert await harness.ok("PUT", progress(harness), json=body) == {"partitions": {"0": 10}}

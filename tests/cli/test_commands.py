@@ -99,13 +99,13 @@ def test_missing_file_is_named(run: Run, tmp_path: Path) -> None:
 
 def test_list_omits_dead_letter_queues_and_says_so(run: Run, api: FakeApi) -> None:
     api.responses["GET queues"] = [
-        queue_view("dlq/jobs", is_dead_letters=True, depth=3),
+        queue_view("dlq/jobs", is_dead_letters=True, total_messages=3),
         queue_view(
             "jobs",
-            depth=12345,
-            inflight=7,
+            total_messages=12345,
+            inflight_messages=7,
             retrying=2,
-            dlq_depth=3,
+            dlq_messages=3,
             enqueue_rate=1234.5,
             ack_rate=0.25,
             groups=1,
@@ -126,7 +126,7 @@ def test_empty_list_explains_how_to_start(run: Run, api: FakeApi) -> None:
 
 def test_show_prints_stats_groups_and_partitions(run: Run, api: FakeApi) -> None:
     api.responses["GET queues/jobs"] = detail(
-        depth=6, max_depth=6, bytes=4096, dead={"max_retries": 2, "rejected": 1}
+        total_messages=6, max_depth=6, bytes=4096, dead={"max_retries": 2, "rejected": 1}
     )
     text = run("queue", "show", "jobs").stdout
     assert "6 of 6, 4.0 KiB, full" in text
@@ -172,7 +172,7 @@ def test_irreversible_action_requires_confirmation(
     run: Run, api: FakeApi, command: list[str], call: str
 ) -> None:
     api.responses |= {
-        "GET queues/jobs/stats": queue_view(depth=3),
+        "GET queues/jobs/stats": queue_view(total_messages=3),
         "GET queues/jobs/groups/work": group_view(),
         "GET queues/jobs/dlq": [dead_letter_view("9-0")],
         "POST queues/jobs/purge": {"purged": 3},
@@ -486,9 +486,9 @@ def test_verify_exits_with_5_when_the_ledger_is_wrong(run: Run, api: FakeApi) ->
 
 def test_top_prints_one_frame_without_a_terminal(run: Run, api: FakeApi) -> None:
     queues = [
-        queue_view("a", depth=2),
-        queue_view("b", depth=5),
-        queue_view("dlq/a", is_dead_letters=True, depth=9),
+        queue_view("a", total_messages=2),
+        queue_view("b", total_messages=5),
+        queue_view("dlq/a", is_dead_letters=True, total_messages=9),
     ]
     api.responses["GET live"] = events(
         ("hello", {}), ("queues", {"node": node_view(), "queues": queues})
@@ -510,8 +510,8 @@ def test_top_has_one_line_per_queue_and_names_it_in_any_window(
     run: Run, api: FakeApi, columns: int
 ) -> None:
     queues = [
-        queue_view("a" * 300, depth=99_999, enqueue_rate=12_345.0),
-        queue_view("tasks/image", depth=5),
+        queue_view("a" * 300, total_messages=99_999, enqueue_rate=12_345.0),
+        queue_view("tasks/image", total_messages=5),
     ]
     api.responses["GET live"] = events(("queues", {"node": node_view(), "queues": queues}))
     head, long, short = run("top", COLUMNS=str(columns)).stdout.splitlines()[-3:]
@@ -556,14 +556,14 @@ def test_nodes_shows_version_and_age(run: Run, api: FakeApi) -> None:
 def test_no_line_is_wider_than_the_terminal(run: Run, api: FakeApi, columns: int) -> None:
     long = "tasks/image/large/thumbnails/of/every/tenant/in/the/north"
     many = {
-        "depth": 12_345_678,
+        "total_messages": 12_345_678,
         "enqueue_rate": 123_456.0,
         "ack_rate": 123_456.0,
         "inflight": 99_999,
     }
     api.responses |= {
         "GET queues": [
-            queue_view(long, **many, retrying=99_999, dlq_depth=99_999, active_consumers=1000)
+            queue_view(long, **many, retrying=99_999, dlq_messages=99_999, active_consumers=1000)
         ],
         "GET queues/jobs": detail(long, **many),
         "GET queues/jobs/messages": [
@@ -607,7 +607,9 @@ def test_long_payload_does_not_truncate_other_columns(run: Run, api: FakeApi) ->
 
 def test_numbers_are_not_wrapped_at_80_columns(run: Run, api: FakeApi) -> None:
     api.responses["GET queues"] = [
-        queue_view("tasks/image/large", depth=12_345_678, dlq_depth=1_234, ack_rate=98_765)
+        queue_view(
+            "tasks/image/large", total_messages=12_345_678, dlq_messages=1_234, ack_rate=98_765
+        )
     ]
     text = run("queue", "list", COLUMNS="80").stdout
     for number in ("12,345,678", "1,234", "98,765"):
@@ -616,7 +618,7 @@ def test_numbers_are_not_wrapped_at_80_columns(run: Run, api: FakeApi) -> None:
 
 def test_pipe_gets_whole_values_without_color_or_trailing_blanks(run: Run, api: FakeApi) -> None:
     name = "a-very-long-name/" * 12 + "end"
-    api.responses["GET queues"] = [queue_view(name, depth=1)]
+    api.responses["GET queues"] = [queue_view(name, total_messages=1)]
     text = run("queue", "list").stdout
     assert name in text
     assert "\x1b" not in text

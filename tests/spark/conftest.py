@@ -135,7 +135,7 @@ class SparkHarness:
 
     def depth(self, queue: str = "") -> int:
         """Return the number of stored messages."""
-        return int(self.api.get(f"/queues/{queue or self.queue}/stats").json()["depth"])
+        return int(self.api.get(f"/queues/{queue or self.queue}/stats").json()["total_messages"])
 
     async def reject(self, payload: bytes, description: str = "no good", **properties: str) -> None:
         """Publish, and let a worker of group w reject it, which makes a dead letter."""

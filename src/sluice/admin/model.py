@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from sluice.queues.views import (
     Consumer,
     Doc,
+    Duration,
     Group,
     Ledger,
     Partition,
@@ -37,6 +38,7 @@ __all__ = [
     "DeadLetterFilter",
     "Diagnosis",
     "Doc",
+    "Duration",
     "Event",
     "Finding",
     "Group",

@@ -16,7 +16,16 @@ from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.log import ACKED
-from sluice.queues.model import Group, Queue, QueueRules, Rates, Sampler, build_ledger
+from sluice.queues.model import (
+    Group,
+    LatencySum,
+    Queue,
+    QueueRules,
+    Rates,
+    Sample,
+    Sampler,
+    build_ledger,
+)
 from sluice.queues.names import new_queue_name_error
 from sluice.queues.templates import QueueTemplates
 
@@ -30,25 +39,26 @@ class QueueCounters:
         leases: i64 = 0
         acked: i64 = 0
         delivered: i64 = 0
+        nacked: i64 = 0
+        self.partitions_assigned: dict[str, int] = {}  # by client
         for group in queue.groups.values():
             delivered += group.delivered
+            nacked += group.nacked
+            for consumer in group.consumers:
+                served = len(consumer.cursors)
+                self.partitions_assigned[consumer.client] = (
+                    self.partitions_assigned.get(consumer.client, 0) + served
+                )
             for cursor in group.cursors:
                 in_flight += cursor.in_flight
                 leases += len(cursor.leases)
                 acked += i64(cursor.outcome_counts[ACKED])
-        served_partitions: i64 = 0
-        if queue.consumer_count:
-            for partition in queue.partitions:
-                for cursor in partition.cursors:
-                    if cursor.consumer is not None:
-                        served_partitions += 1
-                        break
         self.inflight: int = int(in_flight)
         self.retrying: int = int(leases - in_flight)
         self.acked: int = int(acked)
         self.delivered: int = int(delivered)
-        self.partitions_assigned: int = int(served_partitions)
-        self.rates: Rates = Rates(0.0, 0.0, 0.0)
+        self.nacked: int = int(nacked)
+        self.rates: Rates = Rates()
 
 
 class QueueService:
@@ -171,8 +181,17 @@ class QueueService:
             if len(self._samplers) > 2 * len(self._engine.queues):
                 self._drop_deleted_samplers()
             sampler = self._samplers[int(queue.qid)] = Sampler()
+        delivery, process = queue.delivery_latency, queue.process_latency
         counters.rates = sampler.rates(
-            self._engine.now, int(queue.enqueued), counters.delivered, counters.acked
+            Sample(
+                self._engine.now,
+                int(queue.enqueued),
+                counters.delivered,
+                counters.acked,
+                counters.nacked,
+                LatencySum(int(delivery.count()), delivery.total),
+                LatencySum(int(process.count()), process.total),
+            )
         )
         return counters
 
@@ -187,20 +206,23 @@ class QueueService:
         counters = self.collect_counters(queue)
         return {
             "name": queue.name,
-            "depth": int(queue.depth),
+            "total_messages": int(queue.depth),
             "bytes": int(queue.bytes),
-            "inflight": counters.inflight,
+            "inflight_messages": counters.inflight,
             "retrying": counters.retrying,
-            "dlq_depth": counters.dlq_depth,
+            "dlq_messages": counters.dlq_depth,
             "enqueued": int(queue.enqueued),
             "duplicates": int(queue.duplicates),
             "refused": int(queue.refused),
-            "retried": int(queue.retried),
+            "retry_count": int(queue.retried),
             "acked": counters.acked,
             "dead": dict(queue.dead_by_reason),
             "enqueue_rate": counters.rates.enqueued,
-            "deliver_rate": counters.rates.delivered,
+            "dequeue_rate": counters.rates.delivered,
             "ack_rate": counters.rates.acked,
+            "nack_rate": counters.rates.nacked,
+            "avg_delivery_latency": counters.rates.delivery_seconds,
+            "avg_process_latency": counters.rates.process_seconds,
             "active_consumers": int(queue.consumer_count),
             "partitions_assigned": counters.partitions_assigned,
             "partitions": len(queue.partitions),

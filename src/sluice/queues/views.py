@@ -28,11 +28,13 @@ class Doc:
 class Unit(Enum):
     TIME = "seconds since 1970"
     PER_SECOND = "per second"
+    SECONDS = "seconds"
     BYTES = "bytes"
 
 
 Time = Annotated[float, Unit.TIME]
 Rate = Annotated[float, Unit.PER_SECOND]
+Duration = Annotated[float, Unit.SECONDS]
 Size = Annotated[int, Unit.BYTES]
 
 
@@ -67,6 +69,9 @@ class Consumer:
     stalled: Annotated[bool, Doc("It missed a deadline and has settled or extended nothing since")]
     slow: Annotated[bool, Doc("Its connection does not keep up with deliveries")]
     settled_at: Annotated[Time, Doc("Time of its last settlement; null: never")]
+    last_heartbeat: Annotated[
+        Time, Doc("Time of the last packet of its client; null: no connection since the start")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Partition:
     first: Annotated[int, Doc("Oldest stored sequence")]
     next: Annotated[int, Doc("Sequence of the next message")]
     messages: Annotated[int, Doc("Stored messages")]
+    last_delivery: Annotated[Time, Doc("Time of the last delivery; null: none since the start")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +107,29 @@ class Queue:
     type: Annotated[str, Doc("work or compacted", example="work")]
     ordering: Annotated[str, Doc("none, partition or strict", example="partition")]
     partitions: Annotated[int, Doc("Number of partitions")]
-    depth: Annotated[int, Doc("Messages that some group has not settled yet", grpc="total")]
+    total_messages: Annotated[int, Doc("Messages that some group has not settled yet")]
     max_depth: Annotated[int, Doc("Depth at which the queue is full")]
     bytes: Annotated[Size, Doc("Size of the stored messages")]
-    inflight: Annotated[int, Doc("Deliveries in flight")]
+    inflight_messages: Annotated[int, Doc("Deliveries in flight")]
     retrying: Annotated[int, Doc("Deliveries that failed and wait for the next attempt")]
     dlq: Annotated[str, Doc("Name of its dead-letter queue; empty for none", grpc="dlq_name")]
-    dlq_depth: Annotated[int, Doc("Messages in its dead-letter queue", grpc="dlq")]
+    dlq_messages: Annotated[int, Doc("Messages in its dead-letter queue")]
     enqueue_rate: Annotated[Rate, Doc("Enqueued messages")]
-    deliver_rate: Annotated[Rate, Doc("Deliveries")]
+    dequeue_rate: Annotated[Rate, Doc("Deliveries")]
     ack_rate: Annotated[Rate, Doc("Acknowledgements")]
+    nack_rate: Annotated[Rate, Doc("Negative acknowledgements")]
+    avg_delivery_latency: Annotated[Duration, Doc("From enqueue to first delivery, recently")]
+    avg_process_latency: Annotated[Duration, Doc("From delivery to acknowledgement, recently")]
     enqueued: Annotated[int, Doc("Messages since the queue was created")]
     acked: Annotated[int, Doc("Acknowledgements by the present groups")]
     duplicates: Annotated[int, Doc("Publishes with a known message id")]
     refused: Annotated[int, Doc("Publishes that were refused")]
-    retried: Annotated[int, Doc("Failures after which a message is retried")]
+    retry_count: Annotated[int, Doc("Failures after which a message is retried")]
     dead: Annotated[dict[str, int], Doc("Dead letters by reason", example={"max_retries": 2})]
     active_consumers: Annotated[int, Doc("Consumers of all groups")]
-    partitions_assigned: Annotated[int, Doc("Partitions that some consumer serves")]
+    partitions_assigned: Annotated[
+        dict[str, int], Doc("Partitions that each consumer serves", example={"worker-1": 5})
+    ]
     groups: Annotated[int, Doc("Number of groups")]
     is_dead_letters: Annotated[bool, Doc("It is the dead-letter queue of another queue")]
     created_at: Annotated[Time, Doc("Time of creation")]

@@ -221,11 +221,11 @@ def test_publish_purge_and_seek_ask_for_confirmation_with_the_queue_name(
     expect(purge).to_contain_text("Every message in queue books that no consumer")
     expect(purge.get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
-    assert rest(base_of(broker), "/queues/books/stats")["depth"] == 1
+    assert rest(base_of(broker), "/queues/books/stats")["total_messages"] == 1
     page.get_by_role("button", name="Purge", exact=True).click()
     purge.get_by_role("button", name="Purge books").click()
     console.notice("removed from books")
-    assert rest(base_of(broker), "/queues/books/stats")["depth"] == 0
+    assert rest(base_of(broker), "/queues/books/stats")["total_messages"] == 0
 
 
 def test_message_is_found_by_id_from_every_page(

@@ -65,7 +65,8 @@ def test_rate_is_drawn_from_the_second_sample_on(broker: Broker, open_console: O
           const { History } = await import('/console/history.js');
           const history = new History();
           const node = { publishes_received: 0, publishes_sent: 0 };
-          const queue = { name: 'q', depth: 7, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
+          const rates = { enqueue_rate: 0, dequeue_rate: 0, ack_rate: 0 };
+          const queue = { name: 'q', total_messages: 7, ...rates };
           history.add(node, [queue], 1000);
           history.add(node, [{ ...queue, ack_rate: 35 }], 2000);
           const of = (name, field) => history.of(name, field).map(([, value]) => value);
@@ -147,7 +148,7 @@ def test_thousand_queues_are_paginated_and_filtered_and_updates_are_small(
           const everything =
             { subtree: true, childList: true, characterData: true, attributes: true };
           watch.observe(table.element, everything);
-          for (const queue of app.queues.values()) queue.depth += 1;
+          for (const queue of app.queues.values()) queue.total_messages += 1;
           app.history.add(app.node, [...app.queues.values()]);
           table.update();
           const seen = watch.takeRecords();

@@ -71,8 +71,10 @@ async def test_stats_have_the_documented_fields(grpc_api: GrpcApi) -> None:
         await worker.settle("reject", await worker.next())
         await worker.next()
         stats = await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
-    assert (stats.name, stats.total, stats.inflight, stats.dlq) == ("jobs", 1, 1, 1)
-    assert (stats.active_consumers, stats.partitions_assigned, stats.partitions) == (1, 4, 4)
+    assert (stats.name, stats.total_messages) == ("jobs", 1)
+    assert (stats.inflight_messages, stats.dlq_messages) == (1, 1)
+    assert dict(stats.partitions_assigned) == {"worker-1": 4}
+    assert (stats.active_consumers, stats.partitions) == (1, 4)
     assert (stats.enqueued, stats.acked, dict(stats.dead)) == (3, 1, {"rejected": 1})
     assert (stats.dlq_name, stats.groups, stats.retrying) == ("dlq/jobs", 1, 0)
     assert stats.enqueue_rate >= 0.0 and stats.ack_rate >= 0.0
@@ -224,7 +226,9 @@ async def test_a_queue_is_purged(grpc_api: GrpcApi) -> None:
     for _ in range(3):
         await grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
     assert (await grpc_api.admin.PurgeQueue(pb.PurgeQueueRequest(name="jobs"))).purged == 3
-    assert (await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))).total == 0
+    assert (
+        await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
+    ).total_messages == 0
 
 
 async def test_node_describes_itself_and_ledger_adds_up(grpc_api: GrpcApi) -> None:
@@ -252,12 +256,12 @@ async def test_watch_sends_stats_at_once_and_every_second(grpc_api: GrpcApi) -> 
     first = await watch.read()
     began = asyncio.get_running_loop().time()
     assert [one.name for one in first.queues] == ["quick/a"]
-    assert (first.queue.stats.total, first.node.queues) == (0, 2)
+    assert (first.queue.stats.total_messages, first.node.queues) == (0, 2)
     await grpc_api.admin.Publish(pb.PublishRequest(queue="quick/a", payload=b"x"))
     seen = [await watch.read(), await watch.read()]
     assert asyncio.get_running_loop().time() - began > 0.9, "two more take a second at least"
-    assert seen[1].queues[0].total == 1
-    assert seen[1].queue.stats.total == 1
+    assert seen[1].queues[0].total_messages == 1
+    assert seen[1].queue.stats.total_messages == 1
     watch.cancel()
 
 
@@ -286,3 +290,20 @@ async def test_watch_ends_after_a_while_so_that_the_caller_authenticates_again(
     async with asyncio.timeout(30):
         seen = [one.node.queues async for one in grpc_api.admin.Watch(pb.WatchRequest())]
     assert seen, "and then the call succeeds"
+
+
+def test_stats_keep_the_numbers_and_types_of_their_fields() -> None:
+    """Clients that were generated from another copy of the messages can read the statistics."""
+    fields = pb.QueueStats.DESCRIPTOR.fields_by_number
+    assert {number: fields[number].name for number in range(1, 9)} == {
+        1: "name",
+        2: "total_messages",
+        3: "inflight_messages",
+        4: "dlq_messages",
+        5: "enqueue_rate",
+        6: "ack_rate",
+        7: "active_consumers",
+        8: "partitions_assigned",
+    }
+    sent = pb.QueueStats(partitions_assigned={"w": 3}).SerializeToString()
+    assert sent == b"\x42\x05\x0a\x01w\x10\x03"  # an entry of map<string, int32>

@@ -243,9 +243,11 @@ async def test_broker_on_another_loop_answers(broker_on_other_loop: LiveBroker) 
         calls = [admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x")) for _ in range(50)]
         for call in calls:
             assert (await call).queue == "jobs"
-        assert (await admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))).total == 50
+        assert (
+            await admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
+        ).total_messages == 50
         watch = admin.Watch(pb.WatchRequest())
-        assert (await watch.read()).queues[0].total == 50
+        assert (await watch.read()).queues[0].total_messages == 50
         watch.cancel()
     await server.stop(0)
 
@@ -258,7 +260,7 @@ async def test_running_server_answers_and_stops_with_an_open_watch(
         admin = QueueAdminStub(channel)
         await admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
         watch = aiter(admin.Watch(pb.WatchRequest()))
-        assert (await anext(watch)).queues[0].total == 1
+        assert (await anext(watch)).queues[0].total_messages == 1
         await asyncio.to_thread(broker.stop)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_to_the_end(watch)

@@ -63,9 +63,9 @@ async def test_stats_count_published_and_purged_messages(rest_api: RestApi) -> N
     await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "one"})
     await rest_api.ok("POST", "/queues/tasks/groups", {"name": "w"})
     stats = await rest_api.ok("GET", "/queues/tasks/stats")
-    assert (stats["depth"], stats["enqueued"], stats["groups"]) == (1, 1, 1)
+    assert (stats["total_messages"], stats["enqueued"], stats["groups"]) == (1, 1, 1)
     assert await rest_api.ok("POST", "/queues/tasks/purge") == {"purged": 1}
-    assert (await rest_api.ok("GET", "/queues/tasks/stats"))["depth"] == 0
+    assert (await rest_api.ok("GET", "/queues/tasks/stats"))["total_messages"] == 0
 
 
 async def test_groups_are_created_moved_and_deleted(rest_api: RestApi) -> None:

@@ -288,7 +288,7 @@ class CrashRun:
             await client.subscribe("$admin/queue/crash/stats")
             async for message in client.messages():
                 stats = json.loads(message.payload)
-                if not stats["depth"]:
+                if not stats["total_messages"]:
                     break
                 if time.monotonic() > until:
                     self.ledger.faults.append(

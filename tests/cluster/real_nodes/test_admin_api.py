@@ -84,7 +84,7 @@ def test_every_node_lists_and_shows_every_queue(apis: ClusterApis, at: int) -> N
         one["name"] for one in listed[:2]
     ]
     for queue in QUEUES:
-        assert apis.get(at, f"/queues/{queue}/stats")["depth"] == 1
+        assert apis.get(at, f"/queues/{queue}/stats")["total_messages"] == 1
         (message,) = apis.get(at, f"/queues/{queue}/messages")
         assert message["payload"] == f"to {queue}"
     assert apis.get(at, "/messages/m-orders-3") == {"queues": ["orders-3"]}
@@ -154,7 +154,7 @@ def test_batch_for_queues_of_all_nodes_is_committed_once_through_any_node(
             at, f"/bulk/stages/app{at}/1/commit", {"stages": [staged.json()["stage"]], "rows": 6}
         )
         assert done == {"committed": True, "rows": 6, "replayed": attempt == 1, "skipped": 0}
-    assert [apis.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
+    assert [apis.get(at, f"/queues/{name}/stats")["total_messages"] for name in names] == [1] * 6
     assert apis.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
 
 
@@ -186,7 +186,10 @@ def test_grpc_answers_for_all_nodes(apis: ClusterApis, at: int) -> None:
         listed = stub.ListQueues(pb.ListQueuesRequest(prefix="orders-"), timeout=30)
         assert [one.name for one in listed.queues] == QUEUES
         for queue in QUEUES:
-            assert stub.GetQueueStats(pb.GetQueueStatsRequest(name=queue), timeout=30).total == 1
+            assert (
+                stub.GetQueueStats(pb.GetQueueStatsRequest(name=queue), timeout=30).total_messages
+                == 1
+            )
         with pytest.raises(grpc.RpcError) as refused:
             stub.GetQueue(pb.GetQueueRequest(name="not-there"), timeout=30)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND

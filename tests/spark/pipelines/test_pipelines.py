@@ -48,7 +48,7 @@ def stored(harness: SparkHarness, queue: str = "") -> Counter[str]:
 
 def dead(harness: SparkHarness) -> int:
     """Return the number of dead letters."""
-    return int(harness.api.get(f"/queues/dlq${harness.queue}/stats").json()["depth"])
+    return int(harness.api.get(f"/queues/dlq${harness.queue}/stats").json()["total_messages"])
 
 
 def sluice(*words: str, harness: SparkHarness) -> Any:

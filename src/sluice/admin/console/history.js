@@ -4,7 +4,7 @@
 // needs two samples; the first rate, which the broker reports as 0, is not drawn.
 
 export const SAMPLES = 300;
-const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
+const FIELDS = ["total_messages", "enqueue_rate", "dequeue_rate", "ack_rate"];
 
 class Series {
   constructor(fields) {
@@ -45,18 +45,19 @@ export class History {
       this.ticks += 1;
     }
     this.times[this.at] = now;
-    const sums = { depth: 0, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
+    const sums = { total_messages: 0, enqueue_rate: 0, dequeue_rate: 0, ack_rate: 0 };
     for (const queue of queues) {
       let series = this.queues.get(queue.name);
       const isNew = !series;
       if (isNew) this.queues.set(queue.name, (series = new Series(FIELDS)));
       for (const field of FIELDS) {
-        series.values[field][this.at] = isNew && field !== "depth" ? NaN : queue[field];
+        series.values[field][this.at] = isNew && field !== "total_messages" ? NaN : queue[field];
         sums[field] += queue[field];
       }
       series.seen = this.ticks;
     }
-    if (this.ticks === 1) for (const field of FIELDS) if (field !== "depth") sums[field] = NaN;
+    if (this.ticks === 1)
+      for (const field of FIELDS) if (field !== "total_messages") sums[field] = NaN;
     for (const [name, series] of this.queues) {
       if (series.seen === this.ticks) continue;
       for (const field of FIELDS) series.values[field][this.at] = NaN;

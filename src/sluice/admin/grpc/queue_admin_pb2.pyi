@@ -11,7 +11,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueStats(_message.Message):
-    __slots__ = ("name", "total", "inflight", "dlq", "enqueue_rate", "ack_rate", "active_consumers", "partitions_assigned", "retrying", "deliver_rate", "type", "ordering", "partitions", "max_depth", "bytes", "dlq_name", "is_dead_letters", "enqueued", "acked", "duplicates", "refused", "retried", "dead", "groups", "created_at")
+    __slots__ = ("name", "total_messages", "inflight_messages", "dlq_messages", "enqueue_rate", "ack_rate", "active_consumers", "partitions_assigned", "retrying", "dequeue_rate", "type", "ordering", "partitions", "max_depth", "bytes", "dlq_name", "is_dead_letters", "enqueued", "acked", "duplicates", "refused", "retry_count", "dead", "groups", "created_at", "nack_rate", "avg_delivery_latency", "avg_process_latency")
+    class PartitionsAssignedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class DeadEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -20,15 +27,15 @@ class QueueStats(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_FIELD_NUMBER: _ClassVar[int]
-    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
-    DLQ_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DLQ_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ENQUEUE_RATE_FIELD_NUMBER: _ClassVar[int]
     ACK_RATE_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     RETRYING_FIELD_NUMBER: _ClassVar[int]
-    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    DEQUEUE_RATE_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     ORDERING_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -40,20 +47,23 @@ class QueueStats(_message.Message):
     ACKED_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    RETRY_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    NACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    AVG_DELIVERY_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    AVG_PROCESS_LATENCY_FIELD_NUMBER: _ClassVar[int]
     name: str
-    total: int
-    inflight: int
-    dlq: int
+    total_messages: int
+    inflight_messages: int
+    dlq_messages: int
     enqueue_rate: float
     ack_rate: float
     active_consumers: int
-    partitions_assigned: int
+    partitions_assigned: _containers.ScalarMap[str, int]
     retrying: int
-    deliver_rate: float
+    dequeue_rate: float
     type: str
     ordering: str
     partitions: int
@@ -65,23 +75,28 @@ class QueueStats(_message.Message):
     acked: int
     duplicates: int
     refused: int
-    retried: int
+    retry_count: int
     dead: _containers.ScalarMap[str, int]
     groups: int
     created_at: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., total: _Optional[int] = ..., inflight: _Optional[int] = ..., dlq: _Optional[int] = ..., enqueue_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., active_consumers: _Optional[int] = ..., partitions_assigned: _Optional[int] = ..., retrying: _Optional[int] = ..., deliver_rate: _Optional[float] = ..., type: _Optional[str] = ..., ordering: _Optional[str] = ..., partitions: _Optional[int] = ..., max_depth: _Optional[int] = ..., bytes: _Optional[int] = ..., dlq_name: _Optional[str] = ..., is_dead_letters: _Optional[bool] = ..., enqueued: _Optional[int] = ..., acked: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., retried: _Optional[int] = ..., dead: _Optional[_Mapping[str, int]] = ..., groups: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    nack_rate: float
+    avg_delivery_latency: float
+    avg_process_latency: float
+    def __init__(self, name: _Optional[str] = ..., total_messages: _Optional[int] = ..., inflight_messages: _Optional[int] = ..., dlq_messages: _Optional[int] = ..., enqueue_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., active_consumers: _Optional[int] = ..., partitions_assigned: _Optional[_Mapping[str, int]] = ..., retrying: _Optional[int] = ..., dequeue_rate: _Optional[float] = ..., type: _Optional[str] = ..., ordering: _Optional[str] = ..., partitions: _Optional[int] = ..., max_depth: _Optional[int] = ..., bytes: _Optional[int] = ..., dlq_name: _Optional[str] = ..., is_dead_letters: _Optional[bool] = ..., enqueued: _Optional[int] = ..., acked: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., retry_count: _Optional[int] = ..., dead: _Optional[_Mapping[str, int]] = ..., groups: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., nack_rate: _Optional[float] = ..., avg_delivery_latency: _Optional[float] = ..., avg_process_latency: _Optional[float] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("number", "first", "next", "messages")
+    __slots__ = ("number", "first", "next", "messages", "last_delivery")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LAST_DELIVERY_FIELD_NUMBER: _ClassVar[int]
     number: int
     first: int
     next: int
     messages: int
-    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., next: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+    last_delivery: _timestamp_pb2.Timestamp
+    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., next: _Optional[int] = ..., messages: _Optional[int] = ..., last_delivery: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Queue(_message.Message):
     __slots__ = ("stats", "config_json", "groups", "partitions")
@@ -419,7 +434,7 @@ class Ledger(_message.Message):
     def __init__(self, enqueued: _Optional[int] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., retrying: _Optional[int] = ..., acked: _Optional[int] = ..., dead: _Optional[int] = ..., expired: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
 
 class Consumer(_message.Message):
-    __slots__ = ("client", "group", "partitions", "inflight", "prefetch", "priority", "exclusive", "connected", "stalled", "slow", "settled_at")
+    __slots__ = ("client", "group", "partitions", "inflight", "prefetch", "priority", "exclusive", "connected", "stalled", "slow", "settled_at", "last_heartbeat")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +446,7 @@ class Consumer(_message.Message):
     STALLED_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     SETTLED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     client: str
     group: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
@@ -442,7 +458,8 @@ class Consumer(_message.Message):
     stalled: bool
     slow: bool
     settled_at: _timestamp_pb2.Timestamp
-    def __init__(self, client: _Optional[str] = ..., group: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ..., priority: _Optional[int] = ..., exclusive: _Optional[bool] = ..., connected: _Optional[bool] = ..., stalled: _Optional[bool] = ..., slow: _Optional[bool] = ..., settled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    last_heartbeat: _timestamp_pb2.Timestamp
+    def __init__(self, client: _Optional[str] = ..., group: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ..., priority: _Optional[int] = ..., exclusive: _Optional[bool] = ..., connected: _Optional[bool] = ..., stalled: _Optional[bool] = ..., slow: _Optional[bool] = ..., settled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heartbeat: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers")

@@ -76,21 +76,24 @@ def build_queue_view(queue: Queue, service: QueueService, queue_index: QueueInde
         type="compacted" if rules.is_compacted else "work",
         ordering=ORDERINGS[int(rules.ordering)],
         partitions=len(queue.partitions),
-        depth=int(queue.depth),
+        total_messages=int(queue.depth),
         max_depth=int(rules.max_depth),
         bytes=int(queue.bytes),
-        inflight=figures.inflight,
+        inflight_messages=figures.inflight,
         retrying=figures.retrying,
         dlq=rules.dlq_name if rules.dlq_enabled else "",
-        dlq_depth=figures.dlq_depth,
+        dlq_messages=figures.dlq_depth,
         enqueue_rate=figures.rates.enqueued,
-        deliver_rate=figures.rates.delivered,
+        dequeue_rate=figures.rates.delivered,
         ack_rate=figures.rates.acked,
+        nack_rate=figures.rates.nacked,
+        avg_delivery_latency=figures.rates.delivery_seconds,
+        avg_process_latency=figures.rates.process_seconds,
         enqueued=int(queue.enqueued),
         acked=figures.acked,
         duplicates=int(queue.duplicates),
         refused=int(queue.refused),
-        retried=int(queue.retried),
+        retry_count=int(queue.retried),
         dead=dict(queue.dead_by_reason),
         active_consumers=int(queue.consumer_count),
         partitions_assigned=figures.partitions_assigned,
@@ -111,6 +114,7 @@ def build_queue_detail(queue: Queue, service: QueueService, queue_index: QueueIn
                 first=int(partition.first_live(0)),
                 next=int(partition.next_seq),
                 messages=int(partition.live_count),
+                last_delivery=partition.last_delivery_at,
             )
             for partition in queue.partitions
         ],
@@ -155,9 +159,12 @@ def build_group_view(group: Group) -> model.Group:
 
 def build_consumer_view(consumer: Consumer, group: Group) -> model.Consumer:
     slow = False
+    last_heartbeat = consumer.active_at
     if isinstance(consumer, QueueConsumer):
         connection = consumer.session.connection
-        slow = connection is not None and connection.is_write_paused
+        if connection is not None:
+            slow = connection.is_write_paused
+            last_heartbeat = max(last_heartbeat, connection.last_read_at)
     return model.Consumer(
         client=consumer.client,
         group=group.name,
@@ -170,6 +177,7 @@ def build_consumer_view(consumer: Consumer, group: Group) -> model.Consumer:
         stalled=consumer.is_stalled,
         slow=slow,
         settled_at=consumer.settled_at,
+        last_heartbeat=max(last_heartbeat, consumer.settled_at),
     )
 
 

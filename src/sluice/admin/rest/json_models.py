@@ -109,7 +109,11 @@ def _derive_model(resource: Any) -> type[BaseModel]:
     )
 
 
-_UNIT_TEXTS: Final = {Unit.PER_SECOND: "per second", Unit.BYTES: "in bytes"}
+_UNIT_TEXTS: Final = {
+    Unit.PER_SECOND: "per second",
+    Unit.SECONDS: "in seconds",
+    Unit.BYTES: "in bytes",
+}
 
 
 # ---- responses of single routes

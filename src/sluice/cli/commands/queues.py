@@ -104,10 +104,10 @@ def show(cli: CommandContext, queue: Queue) -> None:
         f"{reason} {format_count(number)}" for reason, number in sorted(stats["dead"].items())
     )
     depth = (
-        f"{format_count(stats['depth'])} of {format_count(stats['max_depth'])}, "
+        f"{format_count(stats['total_messages'])} of {format_count(stats['max_depth'])}, "
         f"{format_size(stats['bytes'])}"
     )
-    full = stats["depth"] >= stats["max_depth"]
+    full = stats["total_messages"] >= stats["max_depth"]
     cli.out.show(
         styled(stats["name"], style="bold"),
         facts_table(
@@ -116,20 +116,26 @@ def show(cli: CommandContext, queue: Queue) -> None:
                 ("depth", styled(f"{depth}, full" if full else depth, style=BAD if full else "")),
                 (
                     "out",
-                    f"{format_count(stats['inflight'])} delivered, "
+                    f"{format_count(stats['inflight_messages'])} delivered, "
                     f"{format_count(stats['retrying'])} retrying",
                 ),
                 (
                     "rates",
                     f"{format_rate(stats['enqueue_rate'])}/s in, "
-                    f"{format_rate(stats['deliver_rate'])}/s delivered, "
-                    f"{format_rate(stats['ack_rate'])}/s acked",
+                    f"{format_rate(stats['dequeue_rate'])}/s delivered, "
+                    f"{format_rate(stats['ack_rate'])}/s acked, "
+                    f"{format_rate(stats['nack_rate'])}/s nacked",
+                ),
+                (
+                    "latency",
+                    f"{_format_latency(stats['avg_delivery_latency'])} to the first delivery, "
+                    f"{_format_latency(stats['avg_process_latency'])} from delivery to ack",
                 ),
                 (
                     "so far",
                     f"{format_count(stats['enqueued'])} enqueued, "
                     f"{format_count(stats['acked'])} acked, "
-                    f"{format_count(stats['retried'])} retried, "
+                    f"{format_count(stats['retry_count'])} retried, "
                     f"{format_count(stats['duplicates'])} duplicates, "
                     f"{format_count(stats['refused'])} refused",
                 ),
@@ -137,7 +143,7 @@ def show(cli: CommandContext, queue: Queue) -> None:
                 ("dead letters", _format_dead_letters(stats)),
                 (
                     "consumers",
-                    f"{format_count(stats['active_consumers'])}, {stats['partitions_assigned']} of "
+                    f"{format_count(stats['active_consumers'])}, {_count_served(detail)} of "
                     f"{format_plural(stats['partitions'], 'partition')} assigned",
                 ),
                 ("created", format_age(stats["created_at"], cli.now)),
@@ -191,7 +197,8 @@ def purge(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
     """Delete every message that no consumer works on. Dead letters stay."""
     stats = cli.api.get(queue_path(queue, "stats"))
     cli.out.confirm(
-        f"Throw away up to {format_plural(stats['depth'], 'message')} of {stats['name']}?", yes
+        f"Throw away up to {format_plural(stats['total_messages'], 'message')} of {stats['name']}?",
+        yes,
     )
     answer = cli.api.post(queue_path(queue, "purge"))
     if cli.print_if_json(answer):
@@ -204,7 +211,8 @@ def delete(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
     """Remove a queue with everything in it. Its dead letters stay."""
     stats = cli.api.get(queue_path(queue, "stats"))
     cli.out.confirm(
-        f"Delete {stats['name']} and {format_plural(stats['depth'], 'message')} in it?", yes
+        f"Delete {stats['name']} and {format_plural(stats['total_messages'], 'message')} in it?",
+        yes,
     )
     cli.api.delete(queue_path(queue))
     if cli.print_if_json({"deleted": stats["name"]}):
@@ -224,27 +232,43 @@ def queue_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _queue_row(row: Mapping[str, Any]) -> list[str | Text]:
-    full = row["depth"] >= row["max_depth"]
+    full = row["total_messages"] >= row["max_depth"]
     has_no_consumers = (
-        row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
+        row["total_messages"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
     )
     return [
         row["name"],
-        styled(format_count(row["depth"]), style=BAD if full else ""),
-        format_count(row["inflight"]),
+        styled(format_count(row["total_messages"]), style=BAD if full else ""),
+        format_count(row["inflight_messages"]),
         styled(format_count(row["retrying"]), style=WARN if row["retrying"] else ""),
-        styled(format_count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
+        styled(format_count(row["dlq_messages"]), style=BAD if row["dlq_messages"] else ""),
         format_rate(row["enqueue_rate"]),
         format_rate(row["ack_rate"]),
         styled(format_count(row["active_consumers"]), style=WARN if has_no_consumers else ""),
     ]
 
 
+def _count_served(detail: Mapping[str, Any]) -> int:
+    """Return how many partitions some consumer serves."""
+    return len(
+        {
+            number
+            for group in detail["groups"]
+            for consumer in group["consumers"]
+            for number in consumer["partitions"]
+        }
+    )
+
+
+def _format_latency(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
+
+
 def _format_dead_letters(stats: Mapping[str, Any]) -> str | Text:
     if not stats["dlq"]:
         return "no dead-letter queue"
-    text = f"{format_count(stats['dlq_depth'])} in {stats['dlq']}"
-    return styled(text, style=BAD) if stats["dlq_depth"] else text
+    text = f"{format_count(stats['dlq_messages'])} in {stats['dlq']}"
+    return styled(text, style=BAD) if stats["dlq_messages"] else text
 
 
 def _read_config(given: str) -> dict[str, object]:

@@ -48,7 +48,7 @@ from sluice.queues.model.queue_rules import (
     STRICT,
     QueueRules,
 )
-from sluice.queues.model.rates import Rates, Sampler
+from sluice.queues.model.rates import LatencySum, Rates, Sample, Sampler
 
 __all__ = [
     "ANY_ORDER",
@@ -85,6 +85,7 @@ __all__ = [
     "Group",
     "HistoryEvent",
     "LastValues",
+    "LatencySum",
     "Lease",
     "Ledger",
     "LostRanges",
@@ -93,6 +94,7 @@ __all__ = [
     "Queue",
     "QueueRules",
     "Rates",
+    "Sample",
     "Sampler",
     "build_ledger",
     "count_unsettled",

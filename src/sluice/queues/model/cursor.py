@@ -437,6 +437,7 @@ class Cursor(NoteSource):
         lease.holder = holder
         lease.attempt = lease.failures + 1
         lease.last_delivered_at = now
+        self.partition.last_delivery_at = now
         lease.lease_started_at = now
         lease.deadline = now + queue.rules.delivery_timeout
         self.in_flight += 1

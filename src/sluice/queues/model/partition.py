@@ -53,6 +53,7 @@ class Partition(LoggedPartition):
         # Of delayed messages below this sequence, only the body tells the arrival.
         self.undated_end: i64 = 0
         self.live_count: i64 = 0
+        self.last_delivery_at: float = 0.0  # 0.0: none since the start
         # The last message without a key.
         self.last_keyless_seq: i64 = -1
         self.cursors: list[Cursor] = []

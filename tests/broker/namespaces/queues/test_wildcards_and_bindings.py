@@ -511,11 +511,11 @@ def test_stats_topic_is_published_each_second_while_subscribed(harness: QueueHar
     harness.advance(1.5)
     (first,) = client.messages()
     reported = json.loads(first.payload)
-    assert (reported["name"], reported["depth"], reported["enqueued"]) == ("a/b", 1, 1)
+    assert (reported["name"], reported["total_messages"], reported["enqueued"]) == ("a/b", 1, 1)
     put(client, "$queue/a/b", b"x")
     harness.advance(3)
     later = [json.loads(message.payload) for message in client.messages()]
-    assert [one["depth"] for one in later] == [2, 2, 2]
+    assert [one["total_messages"] for one in later] == [2, 2, 2]
     assert later[0]["enqueue_rate"] == 1.0
     client.unsubscribe("$admin/queue/a/b/stats")
     timers = len(harness.broker.scheduler)

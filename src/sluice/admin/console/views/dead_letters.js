@@ -284,8 +284,8 @@ export function deadLettersTab(page, route) {
         );
       }
       // New ones are fetched only at the top of the list, and not while one is open.
-      const grew = depth !== null && stats.dlq_depth !== depth;
-      depth = stats.dlq_depth;
+      const grew = depth !== null && stats.dlq_messages !== depth;
+      depth = stats.dlq_messages;
       if (grew && deadLetters.length <= LIMIT && !document.querySelector("dialog[open]")) load();
     },
     refresh: () => load(),

@@ -13,13 +13,13 @@ const depthOf = (depth, stats) =>
   stats.max_depth ? `${count(depth)} / ${short(stats.max_depth)}` : count(depth);
 
 const FIGURES = [
-  ["depth", "Depth", depthOf, "Stored messages, and how many the queue accepts"],
+  ["total_messages", "Depth", depthOf, "Stored messages, and how many the queue accepts"],
   ["enqueue_rate", "In/s", rate, "Enqueued per second"],
-  ["deliver_rate", "Delivered/s", rate, "Deliveries per second, repeated ones included"],
+  ["dequeue_rate", "Delivered/s", rate, "Deliveries per second, repeated ones included"],
   ["ack_rate", "Acked/s", rate, "Acknowledged per second"],
-  ["inflight", "In flight", count, "With a consumer, not settled yet"],
+  ["inflight_messages", "In flight", count, "With a consumer, not settled yet"],
   ["retrying", "Retrying", count, "Failed, waiting for the next attempt"],
-  ["dlq_depth", "Dead letters", count, "In its dead-letter queue now"],
+  ["dlq_messages", "Dead letters", count, "In its dead-letter queue now"],
   ["active_consumers", "Consumers", count, "Connected now, over all groups"],
   ["bytes", "Size", bytes, "Stored bytes"],
   ["duplicates", "Duplicates", count, "Publishes with a known id: acknowledged, not stored again"],
@@ -93,7 +93,7 @@ export function figuresTab(page) {
       showFigures(detail.stats);
       const waiting =
         detail.groups.length === 0
-          ? { waiting: detail.stats.depth, delivered: 0, retrying: 0 }
+          ? { waiting: detail.stats.total_messages, delivered: 0, retrying: 0 }
           : sumOf(detail.groups.map((group) => group.ledger));
       states.update(waiting);
       setText(
@@ -116,8 +116,8 @@ export function figuresTab(page) {
       const stats = app.queues.get(name);
       if (stats) showFigures(stats);
       const of = (field) => app.history.of(name, field);
-      depth.update([of("depth")], app.history.now());
-      flow.update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")], app.history.now());
+      depth.update([of("total_messages")], app.history.now());
+      flow.update([of("enqueue_rate"), of("dequeue_rate"), of("ack_rate")], app.history.now());
     },
     refresh: () => doctor.load(),
     destroy() {
@@ -132,7 +132,7 @@ export function figuresTab(page) {
     values.retrying.classList.toggle("is-warn", stats.retrying > 0);
     values.active_consumers.classList.toggle(
       "is-warn",
-      stats.active_consumers === 0 && stats.depth > 0,
+      stats.active_consumers === 0 && stats.total_messages > 0,
     );
   }
 }

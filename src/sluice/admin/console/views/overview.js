@@ -100,7 +100,7 @@ export function overviewPage(app) {
     setText(values.consumers, count(sum("active_consumers")));
     const deadLetters = queues
       .filter((queue) => queue.is_dead_letters)
-      .reduce((total, queue) => total + queue.depth, 0);
+      .reduce((total, queue) => total + queue.total_messages, 0);
     setText(values.deadLetters, count(deadLetters));
   }
 
@@ -110,8 +110,8 @@ export function overviewPage(app) {
     tick() {
       showFacts();
       const of = (field) => app.history.of(null, field);
-      charts[0].update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")], app.history.now());
-      charts[1].update([of("depth")], app.history.now());
+      charts[0].update([of("enqueue_rate"), of("dequeue_rate"), of("ack_rate")], app.history.now());
+      charts[1].update([of("total_messages")], app.history.now());
       charts[2].update([of("publishes_in"), of("publishes_out")], app.history.now());
       const kind = app.queues.size ? "table" : "empty";
       if (kind !== shown) {

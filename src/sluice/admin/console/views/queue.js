@@ -30,7 +30,9 @@ export function queuePage(app, route) {
   const remove = async () => {
     if (await deleteQueue(name)) location.hash = to.overview();
   };
-  const purge = async () => (await purgeQueue(name, page.latest?.stats.depth)) && tab?.refresh?.();
+  const purge = async () => {
+    if (await purgeQueue(name, page.latest?.stats.total_messages)) tab?.refresh?.();
+  };
   const publish = async () => {
     if (await publishMessage(name)) gone ? load() : tab?.refresh?.();
   };
@@ -103,8 +105,8 @@ export function queuePage(app, route) {
         stats.is_dead_letters ? originOf(name) : null,
       );
     }
-    setText(deadLetters, count(stats.dlq_depth));
-    deadLetters.hidden = !stats.dlq_depth;
+    setText(deadLetters, count(stats.dlq_messages));
+    deadLetters.hidden = !stats.dlq_messages;
   }
 
   function showTab(next) {

@@ -14,14 +14,19 @@ const SETTLE = 4000;
 const COLUMNS = [
   { key: "name", label: "Queue" },
   {
-    key: "depth",
+    key: "total_messages",
     label: "Depth",
     number: true,
     title: "Stored messages, now and over the last 90 seconds",
   },
   { key: "enqueue_rate", label: "In/s", number: true, title: "Messages enqueued per second" },
   { key: "ack_rate", label: "Acked/s", number: true, title: "Messages acknowledged per second" },
-  { key: "inflight", label: "In flight", number: true, title: "With a consumer, not settled yet" },
+  {
+    key: "inflight_messages",
+    label: "In flight",
+    number: true,
+    title: "With a consumer, not settled yet",
+  },
   {
     key: "retrying",
     label: "Retrying",
@@ -29,18 +34,18 @@ const COLUMNS = [
     title: "Failed, waiting for the next attempt",
   },
   { key: "active_consumers", label: "Consumers", number: true },
-  { key: "dlq_depth", label: "Dead letters", number: true },
+  { key: "dlq_messages", label: "Dead letters", number: true },
 ];
 
 const WHICH = [
   ["all", "All queues", () => true],
-  ["backlog", "With messages", (queue) => queue.depth > 0],
+  ["backlog", "With messages", (queue) => queue.total_messages > 0],
   [
     "idle",
     "Waiting without a consumer",
-    (queue) => queue.depth > 0 && queue.active_consumers === 0,
+    (queue) => queue.total_messages > 0 && queue.active_consumers === 0,
   ],
-  ["dead", "With dead letters", (queue) => queue.dlq_depth > 0],
+  ["dead", "With dead letters", (queue) => queue.dlq_messages > 0],
 ];
 
 export class QueueTable {
@@ -206,7 +211,7 @@ export class QueueTable {
     );
     const now = this.app.history.now();
     for (const [name, row] of this.rows.parts)
-      row.spark.update(this.app.history.of(name, "depth", Spark.samples), now);
+      row.spark.update(this.app.history.of(name, "total_messages", Spark.samples), now);
     this.none.hidden = there.length > 0;
     this.box.hidden = there.length === 0;
     this.pager.hidden = pages === 1;
@@ -234,7 +239,13 @@ class Row {
     this.depth = h("span", { class: "num" });
     this.spark = new Spark();
     this.cells = Object.fromEntries(
-      ["enqueue_rate", "ack_rate", "inflight", "retrying", "active_consumers"].map((key) => [
+      [
+        "enqueue_rate",
+        "ack_rate",
+        "inflight_messages",
+        "retrying",
+        "active_consumers",
+      ].map((key) => [
         key,
         number(),
       ]),
@@ -259,22 +270,23 @@ class Row {
   }
 
   update(queue) {
-    setText(this.depth, count(queue.depth));
-    const full = queue.max_depth > 0 && queue.depth >= queue.max_depth * 0.9;
+    setText(this.depth, count(queue.total_messages));
+    const full = queue.max_depth > 0 && queue.total_messages >= queue.max_depth * 0.9;
     this.depth.classList.toggle("is-warn", full);
     setAttribute(
       this.depth,
       "title",
       queue.max_depth > 0
-        ? `${Math.floor((100 * queue.depth) / queue.max_depth)} % of its limit of ` +
+        ? `${Math.floor((100 * queue.total_messages) / queue.max_depth)} % of its limit of ` +
             `${count(queue.max_depth)}`
         : null,
     );
     for (const key of ["enqueue_rate", "ack_rate"])
       this.#figure(this.cells[key], queue[key], rate(queue[key]));
-    for (const key of ["inflight", "retrying", "active_consumers"])
+    for (const key of ["inflight_messages", "retrying", "active_consumers"])
       this.#figure(this.cells[key], queue[key], count(queue[key]));
-    const alone = queue.active_consumers === 0 && queue.depth > 0 && !queue.is_dead_letters;
+    const waits = queue.total_messages > 0 && !queue.is_dead_letters;
+    const alone = waits && queue.active_consumers === 0;
     this.cells.active_consumers.classList.toggle("is-warn", alone);
     setAttribute(
       this.cells.active_consumers,
@@ -282,8 +294,8 @@ class Row {
       alone ? "Messages wait and no consumer takes them" : null,
     );
     this.cells.retrying.classList.toggle("is-warn", queue.retrying > 0);
-    setText(this.deadLetters, count(queue.dlq_depth));
-    const wanted = queue.dlq_depth > 0 ? this.deadLetters : this.noDeadLetters;
+    setText(this.deadLetters, count(queue.dlq_messages));
+    const wanted = queue.dlq_messages > 0 ? this.deadLetters : this.noDeadLetters;
     if (this.deadLettersCell.firstChild !== wanted) this.deadLettersCell.replaceChildren(wanted);
     const kinds = [
       queue.is_dead_letters ? "dead letters" : "",

@@ -70,7 +70,9 @@ class History:
         for gone in self._depths.keys() - present:
             del self._depths[gone]
         for row in frame["queues"]:
-            self._depths.setdefault(row["name"], deque(maxlen=HISTORY_FRAMES)).append(row["depth"])
+            self._depths.setdefault(row["name"], deque(maxlen=HISTORY_FRAMES)).append(
+                row["total_messages"]
+            )
 
     def of(self, name: str) -> list[float]:
         return list(self._depths.get(name, ()))
@@ -225,11 +227,11 @@ def _render(
 
 def _rank(row: Frame, order: str) -> tuple[float, str]:
     value = {
-        "depth": row["depth"],
+        "depth": row["total_messages"],
         "name": 0,
         "in": row["enqueue_rate"],
         "out": row["ack_rate"],
-        "dead": row["dlq_depth"],
+        "dead": row["dlq_messages"],
     }[order]
     return -value, row["name"]
 
@@ -281,18 +283,19 @@ def _grid(rows: list[Frame], history: History, width: int) -> Table:
 
 def _cells(row: Frame) -> dict[str, Text]:
     has_no_consumers = (
-        row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
+        row["total_messages"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
     )
     return {
         "queue": styled(row["name"]),
         "depth": styled(
-            format_count(row["depth"]), style=BAD if row["depth"] >= row["max_depth"] else ""
+            format_count(row["total_messages"]),
+            style=BAD if row["total_messages"] >= row["max_depth"] else "",
         ),
         "in/s": styled(format_rate(row["enqueue_rate"])),
         "acked/s": styled(format_rate(row["ack_rate"])),
-        "out": styled(format_count(row["inflight"])),
+        "out": styled(format_count(row["inflight_messages"])),
         "retry": styled(format_count(row["retrying"]), style=WARN if row["retrying"] else ""),
-        "dead": styled(format_count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
+        "dead": styled(format_count(row["dlq_messages"]), style=BAD if row["dlq_messages"] else ""),
         "consumers": styled(
             format_count(row["active_consumers"]), style=WARN if has_no_consumers else ""
         ),
