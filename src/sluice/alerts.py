@@ -313,13 +313,14 @@ def make_webhook_body(alert: Alert) -> dict[str, object]:
     """Return the JSON body that a webhook receives."""
     story = alert.headers
     return {
-        "queue": alert.queue,
-        "dead_letter_queue": alert.dlq,
+        "queue": f"$queue/{alert.queue}",
+        "dead_letter_queue": f"$queue/{alert.dlq}",
         "message_id": alert.message_id,
         "group": alert.group,
         "failure_reason": alert.reason,
         "description": story.get("dead-description", ""),
-        "retry_count": int(story.get("attempts", "0")),
+        "retry_count": max(0, int(story.get("attempts", "0")) - 1),
+        "attempts": int(story.get("attempts", "0")),
         "first_attempt_at": story.get("first-attempt-at", ""),
         "last_attempt_at": story.get("last-attempt-at", ""),
         "moved_at": story.get("dead-at", ""),

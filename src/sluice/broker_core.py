@@ -18,6 +18,7 @@ from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces.queues.publish_builder import read_content_type
 from sluice.broker.namespaces.responses import Responses
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.clock import Clock, steady_time
@@ -69,7 +70,7 @@ class BrokerCore:
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self.engine = Engine(templates.rules_for, draw, cache_bytes, ZstdCodec())
+        self.engine = Engine(templates.rules_for, draw, cache_bytes, ZstdCodec(), read_content_type)
         self.broker = Broker(
             loop,
             Limits() if limits is None else limits,

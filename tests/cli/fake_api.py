@@ -216,7 +216,7 @@ def dead_letter_view(message_id: str, reason: str = "max_retries", **more: Any) 
         "dead-at": "2026-03-01T12:00:00.000Z",
         "attempts": "3",
         "history": "[]",
-        "rejectionReason": "delivery-error",
+        "rejectionReason": "DeliveryError",
     }
     return message_view(message_id, "broken.png", headers=headers, queue="dlq/jobs", **more)
 

@@ -113,7 +113,7 @@ async def test_listed_exceptions_reject_the_job_at_once(sluice_broker: VirtualBr
         one.description: one.headers["rejectionReason"]
         for one in sluice_broker.dead_letters("jobs")
     }
-    assert dead_letters == {"ValueError: never": "delivery-error", "not for us": "unacceptable"}
+    assert dead_letters == {"ValueError: never": "DeliveryError", "not for us": "Unacceptable"}
 
 
 async def test_handler_may_choose_the_retry_delay(sluice_broker: VirtualBroker) -> None:
@@ -188,7 +188,7 @@ async def test_payload_that_cannot_be_decoded_goes_to_the_invalid_channel(
         await broker.settle()
     [dead_letter] = broker.messages("broken")
     assert dead_letter.payload == payload and reason in dead_letter.description
-    assert dead_letter.headers["rejectionReason"] == "unacceptable"
+    assert dead_letter.headers["rejectionReason"] == "Unacceptable"
 
 
 async def test_handler_may_settle_the_job_itself(sluice_broker: VirtualBroker) -> None:

@@ -63,7 +63,8 @@ class Engine:
     """All queues of one store.
 
     `rules_for` returns the rules and the configuration of a queue that is created from a template.
-    `draw` returns a random number in [0, 1).
+    `draw` returns a random number in [0, 1). `read_content_type` finds the content type
+    among the properties of a message, or returns the empty string.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         draw: Callable[[], float],
         cache_bytes: int = 16_777_216,
         codec: Codec | None = None,
+        read_content_type: Callable[[bytes], str] | None = None,
     ) -> None:
         state = EngineState()
         self.state: EngineState = state
@@ -104,7 +106,9 @@ class Engine:
         self.lifecycle: Lifecycle = Lifecycle(
             state, schedule, self.timers, self.removal, self.body_cache, rules_for
         )
-        self.dead_letters: DeadLetters = DeadLetters(state, self.lifecycle, self.compaction)
+        self.dead_letters: DeadLetters = DeadLetters(
+            state, self.lifecycle, self.compaction, read_content_type or _no_content_type
+        )
         self.retention: Retention = Retention(
             state, self.timers, self.removal, self.dead_letters, body_reads
         )
@@ -411,3 +415,7 @@ class Engine:
         first = self.timers.next_due()
         due = self.exclusive.sweep_due_at
         return due if due and (first == 0.0 or due < first) else first
+
+
+def _no_content_type(properties: bytes) -> str:
+    return ""

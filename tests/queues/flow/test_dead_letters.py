@@ -61,7 +61,7 @@ def test_dead_letter_has_its_message_and_history(make_engine: MakeEngine) -> Non
         "last-attempt-at": format_iso_time(START + 15),
         "originalTopic": "$queue/tasks",
         "originalMessageType": "bytes",
-        "rejectionReason": "delivery-error",
+        "rejectionReason": "DeliveryError",
         "rejectionTimestamp": "2027-01-15T08:00:15.000Z",
         "rejectionMessage": "no sense",
         "history": history_of(
@@ -99,7 +99,7 @@ def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_lette
     assert engine.dead_letters() == [b"poison"]
     invalid = engine.dead_letter_records(channel="invalid/tasks")
     assert [dead_letter.payload for dead_letter in invalid] == [b"nonsense"]
-    assert invalid[0].history["rejectionReason"] == "unacceptable"
+    assert invalid[0].history["rejectionReason"] == "Unacceptable"
     assert invalid[0].history["dead-reason"] == "rejected"
 
 

@@ -65,7 +65,7 @@ def test_reject_after_a_crash_dead_letters_the_message(engine: EngineUnderTest) 
     reject(engine, old)
     (dead_letter,) = engine.dead_letter_records()
     assert (
-        dead_letter.payload == b"job" and dead_letter.history["rejectionReason"] == "unacceptable"
+        dead_letter.payload == b"job" and dead_letter.history["rejectionReason"] == "Unacceptable"
     )
     assert (
         dead_letter.history["dead-description"] == "makes no sense"

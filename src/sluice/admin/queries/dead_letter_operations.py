@@ -21,6 +21,7 @@ from sluice.admin.queries.message_lookup import (
 )
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
+from sluice.queues.flow import same_reason
 from sluice.queues.log import PURGED
 from sluice.queues.model import Queue
 
@@ -94,10 +95,7 @@ class DeadLetterScan:
             origin or dead_letter_queue.name != f"dlq/{self._name}"
         ):
             return False
-        if criteria.reason and criteria.reason not in (
-            headers.get("dead-reason", ""),
-            headers.get("rejectionReason", ""),
-        ):
+        if criteria.reason and not same_reason(criteria.reason, headers):
             return False
         if criteria.group and criteria.group != headers.get("original-group", ""):
             return False

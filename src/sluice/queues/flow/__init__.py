@@ -8,6 +8,7 @@ from sluice.queues.flow.dead_letters import (
     UNACCEPTABLE,
     DeadLetters,
     format_iso_time,
+    same_reason,
     strip_dead_letter_headers,
 )
 from sluice.queues.flow.delivery_history import store_released, take_released
@@ -48,6 +49,7 @@ __all__ = [
     "check_message",
     "format_iso_time",
     "free_length",
+    "same_reason",
     "store_released",
     "strip_dead_letter_headers",
     "take_released",

@@ -7,6 +7,7 @@ it is in exactly one of the two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,6 +27,8 @@ from sluice.queues.state import EngineState
 UNACCEPTABLE: Final = "unacceptable"
 DELIVERY_ERROR: Final = "delivery-error"
 REJECTED: Final = "rejected"
+# The spelling of the header `rejectionReason`.
+_REJECTION_REASONS: Final = {UNACCEPTABLE: "Unacceptable", DELIVERY_ERROR: "DeliveryError"}
 
 _DEAD_LETTER_HEADERS: Final = frozenset(
     (
@@ -54,10 +57,19 @@ _DEAD_LETTER_HEADERS: Final = frozenset(
 
 
 class DeadLetters:
-    def __init__(self, state: EngineState, lifecycle: Lifecycle, compaction: KeyCompaction) -> None:
+    """Writes dead letters. `read_content_type` returns the content type among the properties."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        lifecycle: Lifecycle,
+        compaction: KeyCompaction,
+        read_content_type: Callable[[bytes], str],
+    ) -> None:
         self._state: EngineState = state
         self._lifecycle: Lifecycle = lifecycle
         self._compaction: KeyCompaction = compaction
+        self._read_content_type = read_content_type
 
     def write_failed(self, lease: Lease, message: Message, reason: str, description: str) -> None:
         """Write the dead letter of a delivery; the caller settles the message in the same frame."""
@@ -165,8 +177,10 @@ class DeadLetters:
             "dead-description": description,
             "dead-at": now,
             "originalTopic": topic,
-            "originalMessageType": "bytes",
-            "rejectionReason": reason if reason == UNACCEPTABLE else DELIVERY_ERROR,
+            "originalMessageType": self._read_content_type(message.props) or "bytes",
+            "rejectionReason": _REJECTION_REASONS[
+                UNACCEPTABLE if reason == UNACCEPTABLE else DELIVERY_ERROR
+            ],
             "rejectionTimestamp": now,
             "rejectionMessage": description,
         }
@@ -230,6 +244,17 @@ def _add_attempt_headers(headers: dict[str, str], lease: Lease) -> None:
     headers["attempts"] = str(lease.attempt)
     headers["first-attempt-at"] = format_iso_time(lease.first_delivered_at)
     headers["last-attempt-at"] = format_iso_time(lease.last_delivered_at)
+
+
+def same_reason(wanted: str, headers: dict[str, str]) -> bool:
+    """Return whether a dead letter has this reason, in any spelling that Sluice has used."""
+    rejection = headers.get("rejectionReason", "")
+    spellings = [headers.get("dead-reason", ""), rejection]
+    for name, spelling in _REJECTION_REASONS.items():
+        if rejection == spelling or rejection == name:
+            spellings.append(name)
+            spellings.append(spelling)
+    return wanted in spellings
 
 
 def strip_dead_letter_headers(headers: bytes) -> bytes:

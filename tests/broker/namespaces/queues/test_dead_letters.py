@@ -71,14 +71,21 @@ def test_message_that_fails_too_often_becomes_a_dead_letter_with_its_history() -
         "dead-description": "disk full again",
         "attempts": "3",
         "originalTopic": "$queue/jobs",
-        "rejectionReason": "delivery-error",
+        "rejectionReason": "DeliveryError",
         "rejectionMessage": "disk full again",
         "a": "1",
         "queue": "dlq/jobs",
         "attempt": "1",
     }
     assert {name: reported.get(name) for name in expected} == expected
-    assert "originalMessageType" in reported
+    assert reported["originalMessageType"] == "text/plain"
+
+
+def test_dead_letter_names_the_content_type_of_its_message(harness: QueueHarness) -> None:
+    worker = hold_one(harness, content_type="application/json")
+    settle(worker, "reject", take(worker)[0])
+    ((_, reported),) = list_dead_letters(harness, "dlq/jobs")
+    assert reported["originalMessageType"] == "application/json"
 
 
 def test_dead_letter_is_settled_by_the_id_of_its_delivery(harness: QueueHarness) -> None:
@@ -138,7 +145,7 @@ def test_unacceptable_message_goes_to_the_invalid_channel_if_there_is_one(
     settle(worker, "reject", take(worker)[0], reason=reason, description="no JSON")
     ((_, reported),) = list_dead_letters(harness, home)
     assert (reported["rejectionReason"], reported["rejectionMessage"]) == (
-        "unacceptable",
+        "Unacceptable",
         "no JSON",
     )
     assert harness.depth("jobs") == 0
@@ -318,7 +325,7 @@ def test_payload_that_violates_the_schema_goes_to_the_invalid_channel_if_there_i
     payload, reported = found[0]
     assert (payload, reported["rejectionReason"], reported["original-queue"]) == (
         b"nonsense",
-        "unacceptable",
+        "Unacceptable",
         "jobs",
     )
     assert "not JSON" in reported["dead-description"]

@@ -37,6 +37,16 @@ def read_message_properties(message: Message) -> MessageProperties:
     return found
 
 
+def read_content_type(raw_properties: bytes) -> str:
+    """Return the content type among the stored properties of a message, or the empty string."""
+    if not raw_properties:
+        return ""
+    try:
+        return read_properties(raw_properties, 0, len(raw_properties), PUBLISH).content_type or ""
+    except ProtocolViolation:
+        return ""
+
+
 def build_message(
     handler: QueueHandler,
     queue: str,
