@@ -24,6 +24,7 @@ from sluice import __version__
 from sluice.access.authenticator import Authenticator
 from sluice.access.factory import build_access
 from sluice.access.identity import AdminAuthenticator
+from sluice.alerts import SsrfGuard
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.sys_topics import SysTopics
@@ -41,7 +42,7 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
-from sluice.queue_settings import make_templates, reload_templates
+from sluice.queue_settings import check_templates, make_templates, reload_templates
 from sluice.queues.templates import QueueTemplates
 from sluice.units import Address
 
@@ -137,6 +138,26 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
             else StoreFailed(str(host.failure))
         )
     log.info("stopped")
+
+
+def check_settings(settings: Settings) -> list[SluiceError]:
+    """Return what a start would refuse before it opens a store: access, TLS, templates."""
+    problems: list[SluiceError] = []
+    checks: list[Callable[[], object]] = [
+        lambda: make_authenticators(settings)[0].close(),
+        lambda: check_templates(settings, SsrfGuard(settings.webhooks.allow).fault_of_url),
+    ]
+    if settings.tls.cert is not None:
+        checks.append(lambda: make_tls_context(settings))
+    for check in checks:
+        try:
+            check()
+        except SluiceError as fault:
+            problems.append(fault)
+        except OSError as fault:
+            what = f"{fault.filename or 'a file'} cannot be read: {fault.strerror or fault}"
+            problems.append(ConfigError(what))
+    return problems
 
 
 def reload_files(

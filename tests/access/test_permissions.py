@@ -493,3 +493,18 @@ def test_invalid_ecq_topic_is_not_reported_as_forbidden(
     refused, why = join(build(RULES + rule).connect("car-1"), topic_filter)
     assert refused == reason
     assert words in why and "rule" not in why
+
+
+def test_refused_subscribe_is_logged_with_its_filter(build: Build) -> None:
+    harness = build()
+    client = harness.connect("c")
+    assert client.subscribe("closed/#")[0] >= 0x80
+    [facts] = [facts for event, facts in harness.log if event == "subscribe refused"]
+    assert (facts["client"], facts["filter"], facts["reason"]) == (
+        "c",
+        "closed/#",
+        "not authorized",
+    )
+    assert facts["why"]
+    client.subscribe("open/#")
+    assert len([event for event, _ in harness.log if event == "subscribe refused"]) == 1

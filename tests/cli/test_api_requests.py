@@ -48,7 +48,8 @@ def test_unreachable_address_exits_with_4(run: Run) -> None:
         ran = run("queue", "list", "--url", url)
     assert (ran.code, ran.stdout) == (4, "")
     assert ran.stderr.startswith(
-        f"sluice: the broker at {url} cannot be reached\n  See whether `sluice serve` runs"
+        f"sluice: the broker at {url} cannot be reached: connection refused\n"
+        "  Check that `sluice serve` runs"
     )
 
 

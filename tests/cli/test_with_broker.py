@@ -80,7 +80,9 @@ def test_each_line_is_a_message_and_a_file_is_one(sluice: Shell, tmp_path: Path)
 
 def test_line_is_published_on_arrival_without_waiting_for_the_next(sluice: Shell) -> None:
     process = sluice.start("publish", "slow", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    consumer = sluice.start("consume", "slow", "-g", "g", "--follow", stdout=subprocess.PIPE)
+    consumer = sluice.start(
+        "consume", "slow", "--create", "-g", "g", "--follow", stdout=subprocess.PIPE
+    )
     assert process.stdin is not None and consumer.stdout is not None
     for line in (b"first\n", b"second\n"):
         process.stdin.write(line)
@@ -163,7 +165,7 @@ def test_nack_counts_and_stores_its_description(sluice: Shell) -> None:
 
 
 def test_consume_without_messages_suggests_doctor(sluice: Shell) -> None:
-    ran = sluice.run("consume", "no-publisher", "-g", "g", "--wait", "100ms")
+    ran = sluice.run("consume", "no-publisher", "--create", "-g", "g", "--wait", "100ms")
     assert (ran.code, ran.stdout) == (0, "")
     assert "sluice doctor no-publisher --group g" in ran.stderr
 
@@ -172,7 +174,14 @@ def test_consume_without_messages_suggests_doctor(sluice: Shell) -> None:
 def test_follow_ends_cleanly(sluice: Shell, stop: signal.Signals) -> None:
     queue = f"followed/{stop.name.lower()}"
     process = sluice.start(
-        "consume", queue, "-g", "g", "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        "consume",
+        queue,
+        "--create",
+        "-g",
+        "g",
+        "--follow",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     sluice.run("publish", queue, "first")

@@ -77,6 +77,7 @@ def work(job: str) -> None: ...
 # Files that the reader of the page already has.
 PREPARED = {
     "docs/cli.md": {
+        "sluice.toml": "[mqtt]\nmax_qos = 1\n",
         "thumb.json": '{"partitions": 2}',
         "job.json": '{"order": 17}',
         "access.log": "GET /\nGET /cats\n",

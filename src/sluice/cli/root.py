@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli.commands import access, bench, clients, ecq, groups, queues, worker
+from sluice.cli.commands import access, bench, clients, configuration, ecq, groups, queues, worker
 from sluice.cli.commands.messages import consume, dlq, peek, publish
 from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
 from sluice.cli.commands.serve import build, serve
@@ -60,6 +60,7 @@ def sluice(
 
 # In the order of `sluice --help`.
 app.command(rich_help_panel="Broker")(serve)
+configuration.add_to(app, "Broker")
 _PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, peek, dlq)),

@@ -8,7 +8,8 @@ engine or the store.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
@@ -338,13 +339,34 @@ def merge_config(base: Mapping[str, object], change: Mapping[str, object]) -> di
     return merged
 
 
+def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + (field.alias or name)
+
+
+def _suggest_setting(key: str) -> str:
+    """Return the setting that was probably meant, or those that its table has."""
+    known = list(_settings(QueueConfig))
+    table = key.rpartition(".")[0]
+    by_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = by_name or get_close_matches(key, known, 1, 0.6)
+    if close:
+        return f"did you mean {close[0]}"
+    names = [one for one in known if one.rpartition(".")[0] == table]
+    return f"{table} has {', '.join(names)}" if names and table else f"there are {', '.join(known)}"
+
+
 def _describe_problem(error: object) -> str:
     """Describe one validation error: the key and what is allowed."""
     details: dict[str, object] = dict(error)  # type: ignore[call-overload]
     location = [str(part) for part in details["loc"]]  # type: ignore[attr-defined]
     key = ".".join(location).replace("schema_", "schema")
     if details["type"] == "extra_forbidden":
-        return f"{key} is not a key of a queue's configuration"
+        return f"{key} is not a setting of a queue; {_suggest_setting(key)}"
     if details["type"] == "missing":
         return f"{key} is missing"
     model: type[BaseModel] | None = QueueConfig

@@ -155,7 +155,8 @@ class Worker:
                     await _run_unless(force_stop, running.stop(self.grace_seconds))
                 finally:
                     await running.stop(0.0)
-                log.info("stopped after %d jobs", running.done_count)
+                count = running.done_count
+                log.info("stopped after %d job%s", count, "" if count == 1 else "s")
             finally:
                 await client.close(session_expiry=0)
                 await self._close_deduplication_stores()

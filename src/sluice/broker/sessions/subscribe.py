@@ -25,6 +25,7 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     UNSPECIFIED_ERROR,
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+    get_reason_name,
 )
 from sluice.wire.topics import has_wildcard, split_share, topic_filter_error
 
@@ -68,7 +69,7 @@ class SubscribeTask:
         self._session: Session = session
         self._packet: Subscribe = packet
         self._connection: Connection = connection
-        self._suback: PendingSuback = PendingSuback(session, connection, packet.packet_id)
+        self._suback: PendingSuback = PendingSuback(session, connection, packet)
         self._next: int = 0
 
     def advance(self) -> None:
@@ -205,11 +206,11 @@ def _subscribe_remote(
 class PendingSuback:
     """The SUBACK of one SUBSCRIBE; it is sent after all its filters are in effect."""
 
-    def __init__(self, session: Session, connection: Connection, packet_id: int) -> None:
+    def __init__(self, session: Session, connection: Connection, packet: Subscribe) -> None:
         self.session: Session = session
         self.subscriptions: list[tuple[Subscription, bool]] = []
         self._connection: Connection = connection
-        self._packet_id: int = packet_id
+        self._packet: Subscribe = packet
         self._reasons: list[int] = []
         self._reason_string: str = ""
         self._pending_count: int = 1
@@ -235,19 +236,37 @@ class PendingSuback:
         connection = self._connection
         if self._pending_count or connection.closing or session.connection is not connection:
             return
+        if self._reason_string:
+            self._log_refusal()
         if session.persistent_id:
             # SUBACK waits for the session record. The record is written last because it names the
             # filters with pending retained messages: usually none, and then no second record
             # follows.
             self._send_retained()
             session.send_suback(
-                connection, 0x90, self._packet_id, self._reasons, self._reason_string
+                connection, 0x90, self._packet.packet_id, self._reasons, self._reason_string
             )
         else:
             session.send_suback(
-                connection, 0x90, self._packet_id, self._reasons, self._reason_string
+                connection, 0x90, self._packet.packet_id, self._reasons, self._reason_string
             )
             self._send_retained()
+
+    def _log_refusal(self) -> None:
+        """Log the first refused filter: many clients do not show the reason of a SUBACK."""
+        for request, reason in zip(self._packet.requests, self._reasons):
+            if reason >= 0x80:
+                session = self.session
+                facts: dict[str, object] = {
+                    "client": session.client_id,
+                    "user": session.user,
+                    "peer": self._connection.peer(),
+                    "filter": request.topic_filter.decode(),
+                    "reason": get_reason_name(reason),
+                    "why": self._reason_string,
+                }
+                self._connection.broker.log("subscribe refused", facts)
+                return
 
     def _send_retained(self) -> None:
         session = self.session

@@ -26,6 +26,7 @@ from sluice.cli.support import (
     Json,
     Output,
     exit_on_error,
+    similar_names,
     styled,
     table,
     usage_error,
@@ -133,7 +134,7 @@ def list_users(file: UserFile = USERS, json: Json = False) -> None:
                 )
                 for one in users
             ]
-            out.show(table([Column("NAME"), Column("ROLE"), Column("STATE")], rows))
+            out.show(table([Column("name"), Column("role"), Column("state")], rows))
 
 
 @user.command("passwd")
@@ -200,7 +201,7 @@ def _save_user(file: Path, changed: User) -> None:
     Output(False).note(f"{changed.name} changed in {file}")
 
 
-def _parse_role(text: str | None) -> Role | None:
+def _parse_role(text: str | None, advice: str = "Leave it out for MQTT alone") -> Role | None:
     from sluice.access.identity import Role
 
     if text is None:
@@ -208,12 +209,21 @@ def _parse_role(text: str | None) -> Role | None:
     try:
         return Role.parse(text)
     except ValueError as fault:
-        raise usage_error(f"the role {fault}", "Leave it out for a user of MQTT alone") from None
+        names = [one.label for one in Role]
+        similar = similar_names(text, names)
+        hint = f"Did you mean {similar[0]}?" if similar else f"Use {', '.join(names)}."
+        raise usage_error(f"the role {fault}", f"{hint} {advice}".strip()) from None
 
 
 def _read_password(from_stdin: bool) -> str:
     if from_stdin or not sys.stdin.isatty():
-        return sys.stdin.readline().rstrip("\r\n")
+        line = sys.stdin.readline()
+        if not line:
+            raise usage_error(
+                "there is no password: stdin is empty",
+                "Run the command on a terminal, or give one line: --password-stdin < FILE",
+            )
+        return line.rstrip("\r\n")
     first = getpass.getpass("Password: ")
     if getpass.getpass("The same again: ") != first:
         raise CommandError("these are two different passwords", "Try again")
@@ -244,7 +254,7 @@ def add_token(
             raise CommandError(
                 f"there is a token {name!r} already", f"Remove it first: sluice token remove {name}"
             )
-        wanted = _parse_role(role)
+        wanted = _parse_role(role, advice="")
         assert wanted is not None
         made, text = make_token(name, wanted, _expiry_time(expires))
         write_tokens(file, {**tokens, name: made})
@@ -278,7 +288,7 @@ def list_tokens(file: TokensFile = TOKENS, json: Json = False) -> None:
                 for one in tokens
             ]
             out.show(
-                table([Column("NAME"), Column("ROLE"), Column("EXPIRES"), Column("STATE")], rows)
+                table([Column("name"), Column("role"), Column("expires"), Column("state")], rows)
             )
 
 

@@ -32,6 +32,7 @@ from sluice.cli.support import (
     table,
     usage_error,
 )
+from sluice.units import parse_duration
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change, empty and remove queues.")
 
@@ -68,6 +69,7 @@ def create(
         f"ordering {stats['ordering']}, at most {format_plural(stats['max_depth'], 'message')}, "
         f"dead letters to {stats['dlq'] or 'nowhere'}."
     )
+    _note_capped_backoff(cli, made["config"])
 
 
 @command(app, "list")
@@ -190,6 +192,8 @@ def configure(cli: CommandContext, queue: Queue, changes: Changes = None) -> Non
             ]
         )
     cli.out.show(table([Column("key"), Column("value"), Column("default", style=FAINT)], rows))
+    if wanted:
+        _note_capped_backoff(cli, config)
 
 
 @command(app, "purge")
@@ -218,6 +222,17 @@ def delete(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
     if cli.print_if_json({"deleted": stats["name"]}):
         return
     cli.out.show(f"Deleted {stats['name']}.")
+
+
+def _note_capped_backoff(cli: CommandContext, config: Mapping[str, Any]) -> None:
+    """Tell that a first backoff beyond the largest one has no effect."""
+    policy = config.get("retry_policy") or {}
+    initial, largest = policy.get("initial_backoff"), policy.get("max_backoff")
+    if initial and largest and parse_duration(initial) > parse_duration(largest):
+        cli.out.note(
+            f"retry_policy.max_backoff caps every backoff at {largest},"
+            f" so initial_backoff={initial} has no effect"
+        )
 
 
 def queue_table(rows: list[dict[str, Any]]) -> Any:

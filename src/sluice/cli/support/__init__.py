@@ -55,7 +55,7 @@ from sluice.cli.support.output import (
     styled,
     table,
 )
-from sluice.cli.support.rest_client import RestClient, queue_path
+from sluice.cli.support.rest_client import RestClient, queue_path, similar_names
 
 __all__ = [
     "BAD",
@@ -107,6 +107,7 @@ __all__ = [
     "parse_time_argument",
     "queue_path",
     "register_command",
+    "similar_names",
     "sparkline",
     "styled",
     "table",

@@ -9,10 +9,11 @@ import http.client
 import json
 import select
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from sluice import http_client
 from sluice.cli.support.errors import (
@@ -41,6 +42,19 @@ def queue_path(name: str, *more: str) -> str:
             f"{name!r} is not a valid queue name", "Name one as in tasks/image, without $, + and #"
         )
     return http_client.queue_path(plain, *more)
+
+
+class UnknownName(CommandError):
+    """The broker has no such queue, or no such group of the queue."""
+
+    def __init__(self, code: str, what: str, remedy: str) -> None:
+        super().__init__(what, remedy, EXIT_NOT_FOUND)
+        self.refusal_code = code
+
+
+def similar_names(given: str, names: Iterable[str]) -> list[str]:
+    """Return up to two names that look like a mistyped one."""
+    return get_close_matches(given, list(names), 2, 0.6)
 
 
 class RestClient(HttpClient):
@@ -93,6 +107,31 @@ class RestClient(HttpClient):
                     data += line[5:].removeprefix(" ")
 
     def _call(self, verb: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        try:
+            return self._call_once(verb, path, body)
+        except UnknownName as unknown:
+            similar = self._similar_names(path, unknown)
+            if similar:
+                remedy = f"Did you mean {' or '.join(similar)}?"
+                raise CommandError(unknown.what, remedy, EXIT_NOT_FOUND) from None
+            raise
+
+    def _similar_names(self, path: str, unknown: UnknownName) -> list[str]:
+        """Return names that exist and look like the one in `path`; none if that cannot be asked."""
+        _, _, queue, *rest = path.partition("?")[0].split("/")
+        try:
+            if unknown.refusal_code == "unknown_queue":
+                given, listed = unquote(queue).replace("$", "/"), "/queues"
+            elif rest[:1] == ["groups"] and len(rest) > 1:
+                given, listed = unquote(rest[1]), f"/queues/{queue}/groups"
+            else:
+                return []
+            names = [row["name"] for row in self._call_once("GET", f"{listed}?limit={PAGE_SIZE}")]
+        except (CommandError, LookupError, TypeError, ValueError):
+            return []
+        return similar_names(given, names)
+
+    def _call_once(self, verb: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         idle = self._socket()
         # Only the end of an idle connection makes it readable. It may have ended while the command
         # waited for the user, and a request must not be sent twice.
@@ -117,20 +156,42 @@ class RestClient(HttpClient):
             ) from None
         except (http.client.HTTPException, OSError) as fault:
             self.close()
-            slow = isinstance(fault, TimeoutError)
-            why = "takes too long to answer" if slow else "cannot be reached"
-            raise CommandError(
-                f"the broker at {self.where.display_url} {why}",
-                "See whether `sluice serve` runs there, and name its --http address"
-                " by --url or SLUICE_URL",
-                EXIT_UNREACHABLE,
-            ) from None
+            what, do = _describe_failure(fault, self.where)
+            raise CommandError(what, do, EXIT_UNREACHABLE) from None
+
+
+def _describe_failure(fault: Exception, where: Endpoint) -> tuple[str, str]:
+    """Return what failed and what to do, without texts of libraries that users cannot act on."""
+    url = where.display_url
+    name_address = "name its --http address by --url or SLUICE_URL"
+    if isinstance(fault, TimeoutError):
+        return (
+            f"the broker at {url} takes too long to answer",
+            f"Check that `sluice serve` runs there, and {name_address}",
+        )
+    if isinstance(fault, ssl.SSLError):
+        return (
+            f"{url} does not answer in TLS",
+            "Write http:// if that port has no TLS, or name another port by --url or SLUICE_URL",
+        )
+    if isinstance(fault, http.client.HTTPException | ConnectionResetError | BrokenPipeError):
+        return (
+            f"{url} accepts connections, but does not answer in HTTP",
+            "It may be the MQTT port, or a port with TLS (https://): " + name_address,
+        )
+    cause = getattr(fault, "strerror", None)
+    return (
+        f"the broker at {url} cannot be reached{f': {cause.lower()}' if cause else ''}",
+        f"Check that `sluice serve` runs there, and {name_address}",
+    )
 
 
 def _error_from_refusal(refusal: Refused) -> CommandError:
     if not refusal.facts:  # the server is not Sluice
         return CommandError(refusal.what, name_flags(refusal.remedy), EXIT_UNREACHABLE)
     advice = str(refusal.facts.get("do") or "")
+    if refusal.code in ("unknown_queue", "unknown_group"):
+        return UnknownName(refusal.code, str(refusal.facts.get("message")), advice)
     return CommandError(
         str(refusal.facts.get("message") or refusal.code),
         TOKEN_REMEDY if refusal.status == http.client.UNAUTHORIZED else advice,

@@ -47,7 +47,8 @@ class DirectoryListing:
         for name in sorted(names):
             stem, _, ending = name.rpartition(".")
             if ending == "tmp":
-                self.temporary.append(name)
+                if stem == LAYOUT_FILE or stem.endswith((".idx", ".state")):
+                    self.temporary.append(name)  # no other program's: it is removed at a start
             elif ending == "log" and stem.isdigit():
                 self.segments.append(int(stem))
             elif ending == "idx" and stem.isdigit():

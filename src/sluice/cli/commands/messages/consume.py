@@ -19,9 +19,11 @@ from uuid import uuid4
 import typer
 
 from sluice.cli.support import (
+    EXIT_NOT_FOUND,
     FAINT,
     WARN,
     CommandContext,
+    CommandError,
     MqttOption,
     Queue,
     command,
@@ -56,6 +58,7 @@ class ConsumeState:
     settle_properties: list[tuple[str, str]]  # of each settlement
     count: int | None
     idle_seconds: float | None  # None: wait forever
+    unchecked_reason: str = ""  # why it is unknown whether the queue existed before
     received: int = 0
     unsettled: list[Message] = field(default_factory=list)  # released at the end
     # Settlements in flight.
@@ -111,6 +114,9 @@ def consume(
             help="Where a new group begins: earliest, latest, a sequence or a time.",
         ),
     ] = "",
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the queue if there is none of this name.")
+    ] = False,
     mqtt: MqttOption = None,
 ) -> None:
     """Take messages over MQTT and print them: payloads on stdout, or one JSON object per line."""
@@ -137,6 +143,8 @@ def consume(
         count=count,
         idle_seconds=None if follow else parse_seconds("--wait", wait),
     )
+    if not create:
+        state.unchecked_reason = _check_exists(cli, queue)
     try:
         asyncio.run(_consume(cli, mqtt, state, start))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -145,6 +153,26 @@ def consume(
         raise error_from_refusal(refusal) from None
     if not cli.as_json:
         _print_summary(cli, queue, state)
+
+
+def _check_exists(cli: CommandContext, queue: str) -> str:
+    """Refuse a queue that does not exist: to subscribe to it would create it, and its group.
+
+    Only the REST API tells without creating it. A user who may not ask it, or cannot reach it,
+    consumes unchecked; return why.
+    """
+    try:
+        cli.api.get(queue_path(queue))
+        return ""
+    except CommandError as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            return failure.what
+        hint = failure.remedy if failure.remedy.startswith("Did you mean") else ""
+        raise CommandError(
+            failure.what,
+            f"{hint} To create it, add --create".lstrip(),
+            EXIT_NOT_FOUND,
+        ) from None
 
 
 async def _consume(cli: CommandContext, mqtt: str | None, state: ConsumeState, start: str) -> None:
@@ -324,3 +352,7 @@ def _print_summary(cli: CommandContext, queue: str, state: ConsumeState) -> None
             f"Nothing came in {format_duration(state.idle_seconds)}."
             f" Why: sluice doctor {queue} --group {state.group}"
         )
+        if state.unchecked_reason:
+            cli.out.note(
+                f"Whether there was a queue {queue} was not checked: {state.unchecked_reason}"
+            )

@@ -36,6 +36,7 @@ from sluice.cli.support import (
     parse_seconds,
     parse_time_argument,
     queue_path,
+    similar_names,
     styled,
     table,
     usage_error,
@@ -46,6 +47,7 @@ app = typer.Typer(no_args_is_help=True, help="Dead letters: show, put back, dele
 
 MQTT_VERSIONS: Final = {"5": 5, "5.0": 5, "3.1.1": 4, "4": 4}
 SESSION_EXPIRY: Final = 0xFFFF_FFFF  # the session that collects dead letters stays
+DEAD_REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")
 BATCH_SIZE: Final = 500  # put back by one call
 PREVIEW_LIMIT: Final = 1000  # of a preview
 SHOWN_ROWS: Final = 5
@@ -98,6 +100,7 @@ def list_dead_letters(
     if cli.print_if_json(found):
         return
     if not found:
+        _check_group(cli, queue, group)
         cli.out.show(f"No dead letters of {queue}{' match' if wanted else ''}.")
         return
     _show_dead_letters(cli.out, found, cli.now)
@@ -149,17 +152,21 @@ def retry(
             raise CommandError(
                 f"dead letter {message_id} was not put back:"
                 " a consumer works on it, or its queue is gone",
-                f"See who consumes the dead letters: sluice consumers dlq/{queue}",
+                f"See who consumes the dead letters: sluice consumers dlq/{original_queue(queue)}",
             )
         _report(cli, queue, answer)
         return
     dead_letters, more = _preview(cli, queue, wanted)
+    if not dead_letters:
+        _check_group(cli, queue, group)
     if dry_run or not dead_letters:
         _show_preview(cli, "would_retry", dead_letters, more)
         return
     if not yes:
         _show_preview(cli, "would_retry", dead_letters, more, before_confirm=True)
-    cli.out.confirm(f"Put {_count_text(dead_letters, more)} back into {queue}?", yes)
+    cli.out.confirm(
+        f"Put {_count_text(dead_letters, more)} back into {original_queue(queue)}?", yes
+    )
     _report(
         cli, queue, _retry_many(cli, queue, wanted, to_all, None if more else len(dead_letters))
     )
@@ -191,6 +198,8 @@ def purge(
         dead_letters, more = [_get_dead_letter(cli, queue, message_id)], False
     else:
         dead_letters, more = _preview(cli, queue, wanted)
+        if not dead_letters:
+            _check_group(cli, queue, group)
     if dry_run or not dead_letters:
         _show_preview(cli, "would_purge", dead_letters, more)
         return
@@ -287,12 +296,32 @@ def _get_dead_letter(cli: CommandContext, queue: str, message_id: str) -> dict[s
 def _filter(
     reason: str, group: str, since: str, until: str, contains: str, now: float
 ) -> dict[str, object]:
+    if reason and reason not in DEAD_REASONS:
+        similar = similar_names(reason, DEAD_REASONS)
+        raise usage_error(
+            f"--reason {reason!r} is not a reason",
+            f"Did you mean {similar[0]}?" if similar else f"Use {', '.join(DEAD_REASONS)}",
+        )
     given = {"reason": reason, "group": group, "contains": contains}
     given |= {
         "since": parse_time_argument("--since", since, now),
         "until": parse_time_argument("--until", until, now),
     }
     return {name: value for name, value in given.items() if value}
+
+
+def _check_group(cli: CommandContext, queue: str, group: str) -> None:
+    """Refuse a group that the queue does not have; called if none of its dead letters was found.
+
+    Dead letters of a deleted group can still be selected.
+    """
+    if group:
+        cli.api.get(queue_path(original_queue(queue), "groups", group))
+
+
+def original_queue(name: str) -> str:
+    """Return the queue whose dead letters a command is about; dlq/NAME means NAME."""
+    return name.removeprefix("$queue/").removeprefix("dlq/")
 
 
 def _check_selection(one: bool, every: bool, filtered: bool, verb: str) -> None:
@@ -379,7 +408,7 @@ def _report(cli: CommandContext, queue: str, answer: Mapping[str, int]) -> None:
     )
     left = f", {format_count(answer['left'])} left"
     cli.out.show(
-        f"Put {format_plural(answer['retried'], 'dead letter')} back into {queue}"
+        f"Put {format_plural(answer['retried'], 'dead letter')} back into {original_queue(queue)}"
         f"{skipped if answer['skipped'] else ''}{left if answer['left'] else ''}."
     )
 
