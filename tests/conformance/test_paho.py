@@ -193,6 +193,54 @@ def test_unsubscribe(make: MakeClient, name: str) -> None:
     assert client.message().payload == b"end"
 
 
+@pytest.mark.parametrize("listener", ["mqtt"], indirect=True)
+@pytest.mark.parametrize("version", [5], indirect=True, ids=["5.0"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_too_large_for_its_queue_is_refused_once(
+    make: MakeClient, name: str, qos: int
+) -> None:
+    """paho cannot read a PUBACK with 0x95: it would reconnect and resend the message for ever."""
+    client = make(name, clean=False)
+    client.connect()
+    answered: queue.Queue[int] = queue.Queue()
+    client.paho.on_publish = lambda _, __, ___, reason, ____: answered.put(reason.value)
+    client.paho.publish(f"$queue/{name}", b"x" * 1_200_000, qos)
+    # After a PUBREC with an error paho sends PUBREL, which the broker does not expect.
+    assert answered.get(timeout=SECONDS) == (0x97 if qos == 1 else 0x92)
+    client.publish(f"$queue/{name}", b"fits", qos)
+    assert answered.get(timeout=SECONDS) == 0
+    assert client.disconnected.empty()
+    client.abort_connection()
+    client.disconnected.get(timeout=SECONDS)
+    client.paho.loop_stop()
+    client.paho._reset_sockets()
+    assert client.connect()
+    client.publish(f"$queue/{name}", b"next", qos)
+    assert answered.get(timeout=SECONDS) == 0
+    assert answered.empty()
+
+
+@pytest.mark.parametrize("listener", ["mqtt"], indirect=True)
+@pytest.mark.parametrize("version", [4], indirect=True, ids=["3.1.1"])
+def test_jobs_are_settled_by_topic_although_paho_sends_pubacks(make: MakeClient, name: str) -> None:
+    client = make(name)
+    client.connect()
+    assert client.subscribe(f"$queue/{name}/$group/g/$explicit", 1) == [1]
+    client.publish(f"$queue/{name}", b"job", 1)
+
+    def settle(verb: str) -> None:
+        job = client.message()
+        assert job.payload == b"job"
+        queue_topic, _, message_id = job.topic.partition("/$msg/")
+        client.publish(f"{queue_topic}/${verb}/{message_id}", b"", 1)
+
+    settle("release")
+    settle("reject")  # of the second delivery
+    assert client.subscribe(f"$queue/dlq/{name}/$group/g/$explicit", 1) == [1]
+    settle("release")
+    settle("ack")
+
+
 @pytest.mark.parametrize("version", [5], indirect=True, ids=["5.0"])
 def test_properties(make: MakeClient, name: str) -> None:
     client = make(name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Unpack
 
+from sluice.client.errors import Unsupported
 from sluice.client.response_errors import error_response
 from sluice.wire.packets import Publish
-from sluice.wire.properties import Properties
+from sluice.wire.properties import PUBACK, Properties
+from sluice.wire.reasons import CLIENT_REASONS
 
 if TYPE_CHECKING:
     from sluice.client.queues.replies import ReplyOptions
@@ -79,11 +81,15 @@ class Message:
     async def ack(self, reason: int = 0, reason_string: str | None = None) -> bool:
         """Acknowledge the message (PUBACK; PUBREC for QoS 2). A reason of 0x80 or more refuses it.
 
+        Raise Unsupported for a reason that MQTT does not allow there: servers end the connection.
         Return True if this call acknowledged it. Return False if nothing was left to acknowledge:
         it was acknowledged before, has QoS 0, or belongs to a session that the server has lost.
         While the connection is down, the acknowledgement waits until the server resends the
         message; the message is not handed out a second time.
         """
+        if reason not in CLIENT_REASONS[PUBACK]:
+            allowed = ", ".join(f"0x{one:02x}" for one in sorted(CLIENT_REASONS[PUBACK]))
+            raise Unsupported(f"0x{reason:02x} is no reason code of a PUBACK", f"Use {allowed}")
         properties = None
         if reason_string is not None:
             properties = Properties()

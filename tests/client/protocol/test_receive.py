@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.client.errors import ConnectionLost
+from sluice.client.errors import ConnectionLost, Unsupported
 from sluice.client.protocol.client_protocol import ConnectionEnded
 from sluice.wire.packets import V5, V311, Ack, Disconnect, Publish, build_publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -37,6 +37,17 @@ async def test_acknowledgement_can_carry_an_error_reason() -> None:
     assert answer.reason == 0x83
     assert answer.properties is not None
     assert answer.properties.reason_string == "no such customer"
+
+
+@pytest.mark.parametrize("reason", [0x01, 0x81, 0x95, 0x100])
+async def test_reason_that_a_puback_may_not_carry_is_refused_before_sending(reason: int) -> None:
+    pair = ProtocolPair()
+    pair.connect()
+    (message,) = pair.messages(arrival(1, 5))
+    with pytest.raises(Unsupported, match="0x83"):
+        await message.ack(reason)
+    assert pair.sent_packets() == []
+    assert await message.ack()
 
 
 async def test_a_qos_0_message_has_nothing_to_acknowledge() -> None:

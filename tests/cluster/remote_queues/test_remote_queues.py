@@ -280,6 +280,24 @@ async def test_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one()
             assert group.queue.name == name
 
 
+async def test_puback_of_an_explicit_3_1_1_consumer_settles_at_no_owner() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net:
+        client = net.nodes["a"].client(client_in(0), version=4, manual_ack=True)
+        async with client:
+            await client.subscribe(f"$queue/{name}/$group/g/$explicit", qos=1)
+            await client.publish(f"$queue/{name}", b"one", qos=1)
+            message = await next_message(client)
+            await net.move(1, "a")
+            await message.ack()
+            message_id = message.topic.rpartition("/")[2]
+            await client.publish(f"$queue/{name}", b"two", qos=1)  # follows the PUBACK
+            queue = net.nodes["a"].engine(1).queues[name]
+            assert queue.depth == 2
+            await client.publish(f"$queue/{name}/$ack/{message_id}", b"", qos=1)
+            await until(lambda: queue.depth == 1)
+
+
 @pytest.mark.parametrize("own", ["mine", ""])
 @pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("receiver", [True, False])

@@ -22,7 +22,13 @@ from mypy_extensions import i64
 
 from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
-from sluice.broker.namespaces.queues.queue_topics import EXTEND, NACK, REJECT, RELEASE
+from sluice.broker.namespaces.queues.queue_topics import (
+    EXPLICIT_SUFFIX,
+    EXTEND,
+    NACK,
+    REJECT,
+    RELEASE,
+)
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.remote_queues.pending_requests import (
@@ -574,12 +580,12 @@ class MqttSessionProxy(Port):
         self._puback_settlement.clear()
 
     def _settles_by_puback(self, topic: bytes) -> bool:
-        if self._proxies.session.version != V5:
-            return True
-        mode = "explicit"
+        mode = "explicit" if self._proxies.session.version == V5 else "puback"
         for topic_filter, options in self._filters.items():
             if self._proxies.covers(topic_filter, topic):
                 mode = options.get("ack-mode") or mode
+                if topic_filter.endswith(EXPLICIT_SUFFIX):
+                    mode = "explicit"
         return mode == "puback"
 
     def _next_packet_id(self) -> int:

@@ -13,7 +13,7 @@ from sluice.config.settings import Settings
 from sluice.errors import ConfigError
 from sluice.queue_settings import check_templates
 from sluice.queues.config import MAX_BINDING_LEVELS, read_config
-from sluice.wire.packets import V311, Ack
+from sluice.wire.packets import V311, Ack, Publish
 from sluice.wire.properties import PUBCOMP, PUBREL
 from tests.broker.namespaces.kit import (
     QueueHarness,
@@ -53,6 +53,7 @@ def test_queue_name_has_one_or_more_levels(harness: QueueHarness, name: str) -> 
         ("$queue/a/$msg/1", "$msg"),
         ("$queue/a/$group", "$group/<group>"),
         ("$queue/a/$group/g", "subscribed to"),
+        ("$queue/a/$group/g/$explicit", "subscribed to"),
         ("$queue/" + "x" * 1025, "1,024 bytes"),
     ],
 )
@@ -81,6 +82,10 @@ def test_topic_that_cannot_be_a_queue_is_refused_with_an_explanation(
         "$queue/a/$msg/+",
         "$queue/a/$group",
         "$queue/a/$group/g/h",
+        "$queue/a/$group/g/$puback",
+        "$queue/a/$group/g/h/$explicit",
+        "$queue/a/$group//$explicit",
+        "$queue/a/$group/g/$explicit/x",
         "$queue//+",
     ],
 )
@@ -132,6 +137,79 @@ def test_id_with_wildcard_characters_is_not_put_into_a_topic(harness: QueueHarne
     assert "+" not in name and "#" not in name
     worker.publish(f"$queue/jobs/$ack/{name}", b"", 1)
     assert harness.depth("jobs") == 0
+
+
+def message_id(message: Publish) -> str:
+    """Return the id at the end of the topic of a delivery."""
+    return message.topic.decode().rpartition("/")[2]
+
+
+@pytest.mark.parametrize("topic_filter", ["$queue/jobs", "$queue/+"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_puback_does_not_settle_where_the_topic_says_explicit(
+    harness: QueueHarness, version: int, topic_filter: str
+) -> None:
+    put(harness.connect("maker"), "$queue/jobs", b"x")
+    worker = harness.connect("old", version)
+    # The property has no effect: the topic decides.
+    join(worker, f"{topic_filter}/$group/g/$explicit", ack_mode="puback")
+    (message,) = take(worker)
+    assert harness.depth("jobs") == 1
+    worker.ping()
+    assert worker.take() == []
+    packet_id = worker.publish(f"$queue/jobs/$ack/{message_id(message)}", b"", 1)
+    worker.first_ack(4, packet_id)
+    assert harness.depth("jobs") == 0
+
+
+def test_3_1_1_client_uses_every_verb_after_its_pubacks(harness: QueueHarness) -> None:
+    worker = harness.connect("old", V311)
+    join(worker, "$queue/jobs/$group/g/$explicit")
+    put(harness.connect("maker"), "$queue/jobs", b"x")
+
+    def settle_with(verb: str) -> None:
+        (message,) = take(worker)
+        assert message.payload == b"x"
+        packet_id = worker.publish(f"$queue/jobs/${verb}/{message_id(message)}", b"", 1)
+        worker.first_ack(4, packet_id)
+
+    settle_with("nack")
+    assert worker.take() == []
+    harness.advance(5)
+    settle_with("release")
+    (message,) = take(worker)
+    harness.advance(20)
+    worker.publish(f"$queue/jobs/$extend/{message_id(message)}", b"", 1)
+    harness.advance(20)  # past the first deadline
+    assert harness.depth("dlq/jobs") == 0
+    worker.publish(f"$queue/jobs/$reject/{message_id(message)}", b"", 1)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
+
+
+def test_explicit_group_is_still_explicit_after_a_restart(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("old", V311)
+    join(worker, "$queue/jobs/$group/g/$explicit")
+    worker.drop()
+    harness.restart()
+    put(harness.connect("maker"), "$queue/jobs", b"x")
+    worker = harness.connect_persistent("old", V311)
+    (message,) = take(worker)
+    assert harness.depth("jobs") == 1
+    worker.publish(f"$queue/jobs/$ack/{message_id(message)}", b"", 1)
+    assert harness.depth("jobs") == 0
+
+
+def test_subscribing_again_changes_what_a_puback_does(harness: QueueHarness) -> None:
+    maker, worker = harness.connect("maker"), harness.connect("old", V311)
+    join(worker, "$queue/jobs/$group/g")
+    join(worker, "$queue/jobs/$group/g/$explicit")
+    put(maker, "$queue/jobs", b"x")
+    take(worker)
+    assert harness.depth("jobs") == 1
+    join(worker, "$queue/jobs/$group/g")
+    put(maker, "$queue/jobs", b"y")
+    take(worker)
+    assert harness.depth("jobs") == 1  # x has been delivered as explicit
 
 
 def test_3_1_1_client_settles_by_the_id_in_the_topic(harness: QueueHarness) -> None:

@@ -186,6 +186,8 @@ class QueueSubscriptions:
         if parsed.verb == GROUP:
             options.set_group(parsed.argument.decode())
             options.id_in_topic = True
+            if parsed.is_explicit:
+                options.acks_by_puback = False
         elif parsed.verb != PUBLISH:
             why = parsed.argument.decode() if parsed.verb == INVALID else ""
             return TOPIC_FILTER_INVALID, why or "only queues and groups can be subscribed to"

@@ -2,6 +2,7 @@
 
 $queue/<q>                       publish, consume
 $queue/<q>/$group/<g>            consume as a member of <g>, for clients without user properties
+$queue/<q>/$group/<g>/$explicit  the same, and a PUBACK does not settle
 $queue/<q>/$ack[/<id>]           settle; also $nack, $reject, $extend, $release
 $queue/<q>/$msg/<id>             topic of deliveries to such a client
 $queue/responses/<id>            reply queue: in memory, until its consumer takes the response
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sluice.queues.model import Queue
 
 QUEUE_PREFIX: Final = b"$queue/"
+EXPLICIT_SUFFIX: Final = b"/$explicit"  # after a group
 MAX_IDS: Final = 1000  # message ids in one packet
 
 PUBLISH: Final = 0
@@ -29,6 +31,10 @@ RELEASE: Final = 6
 RESPONSE: Final = 7
 INVALID: Final = 8
 ADMIN: Final = 9  # not below $queue/
+
+GROUP_FORM: Final = (
+    b"a group is written $queue/<queue>/$group/<group> or $queue/<queue>/$group/<group>/$explicit"
+)
 
 _VERBS: Final[dict[bytes, int]] = {
     b"$group": GROUP,
@@ -51,6 +57,7 @@ class QueueTopic:
         self.verb: i64 = verb
         self.queue: str = queue
         self.argument: bytes = argument
+        self.is_explicit: bool = False  # of a group: a PUBACK does not settle
         self.cell: i64 = -1  # of a queue in another cell of a cluster
         # The queue of that name at the last lookup.
         self.cached_queue: Queue | None = None
@@ -69,8 +76,13 @@ def parse_queue_topic(topic: bytes) -> QueueTopic:
     action = _VERBS.get(verb)
     if action is None:
         return QueueTopic(INVALID, queue, b"unknown queue action " + verb)
-    if action == GROUP and (not rest or b"/" in rest):
-        return QueueTopic(INVALID, queue, b"a group is written $queue/<queue>/$group/<group>")
+    if action == GROUP:
+        group = rest.removesuffix(EXPLICIT_SUFFIX)
+        if not group or b"/" in group:
+            return QueueTopic(INVALID, queue, GROUP_FORM)
+        found = QueueTopic(action, queue, group)
+        found.is_explicit = len(group) < len(rest)
+        return found
     return QueueTopic(action, queue, rest)
 
 
