@@ -234,12 +234,11 @@ def main() -> None:
 
         for number in range(QUEUES):
             work.engine.get_or_create_queue(f"bench/{number}")
-        handler = harness.broker.router.queue_handler
-        assert handler is not None
+        handler = harness.exclusive_handler
         for _ in range(args.writes // BLOCK):
-            handler.exclusive_handler.max_batched = 1
+            handler.max_batched = 1
             single_costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
-            handler.exclusive_handler.max_batched = MAX_BATCHED_WRITES
+            handler.max_batched = MAX_BATCHED_WRITES
             costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
             work_costs.append(
                 cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload))

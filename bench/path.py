@@ -262,6 +262,7 @@ class BrokerHarness:
         core = BrokerCore(self.loop, templates, log=print, draw=random.Random(1).random)
         self.broker = core.broker
         self.engine = core.engine
+        self.exclusive_handler = core.exclusive_handler
         store: Store = MemoryStore(
             self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20
         )

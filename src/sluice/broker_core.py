@@ -14,12 +14,14 @@ from typing import Any
 
 from sluice.broker.acl.access import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BrokerCommitListener
+from sluice.broker.commit_listener import BackpressureListener, CreatedQueueListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.queues.publish_builder import read_content_type
-from sluice.broker.namespaces.responses import Responses
+from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
+from sluice.broker.namespaces.responses import PendingResponses, ResponseTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
@@ -81,20 +83,27 @@ class BrokerCore:
             self.engine.broker_state,
         )
         router = self.broker.router
-        self.queue_handler = QueueHandler(
-            self.engine,
-            router,
-            QueueService(self.engine, templates, find_schema_error, webhook_error, is_in_same_cell),
-            build_validator,
+        service = QueueService(
+            self.engine, templates, find_schema_error, webhook_error, is_in_same_cell
         )
+        schemas = SchemaChecks(self.engine, build_validator)
+        self.queue_handler = QueueHandler(self.engine, router, service, schemas)
+        self.exclusive_handler = ExclusiveQueueHandler(self.engine, router)
+        self.responses = PendingResponses(router, self.broker.scheduler)
         self.queues_enabled = queues_enabled
         if queues_enabled:
-            router.queue_handler = self.queue_handler
-            self.queue_handler.admin_topics = AdminTopics(
-                router, self.queue_handler, self.broker.scheduler
-            )
-            self.queue_handler.responses = Responses(router, self.broker.scheduler)
+            self._serve_queues()
         self.commit_loop: CommitLoop  # set by `attach_store`
+
+    def _serve_queues(self) -> None:
+        router, queue_handler = self.broker.router, self.queue_handler
+        namespaces = router.namespaces
+        responses = ResponseTopics(router, queue_handler, self.responses)
+        namespaces.register(b"$queue/responses/", responses)  # before the shorter prefix
+        namespaces.register(b"$queue/", queue_handler)
+        namespaces.register(b"$ECQ/", self.exclusive_handler)
+        namespaces.register(b"$admin/", AdminTopics(router, queue_handler, self.broker.scheduler))
+        namespaces.bind_queues(queue_handler.bindings)
 
     def open(self, store: Store, report: ReportEvents) -> RecoveryReport:
         """Recover from a store that blocks nothing else.
@@ -130,9 +139,10 @@ class BrokerCore:
     def start(self) -> None:
         """Start committing, after the queues are recovered."""
         self.commit_loop.start()
-        self.commit_loop.add_listener(BrokerCommitListener(self.broker.router))
+        self.commit_loop.add_listener(BackpressureListener(self.broker.router))
         self.broker.turn.commit_with(self.commit_loop)
         if self.queues_enabled:
+            self.commit_loop.add_listener(CreatedQueueListener(self.queue_handler))
             self.queue_handler.rebuild_bindings()
 
     def restore(self, records: list[RestoredRecord]) -> None:

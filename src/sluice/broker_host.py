@@ -41,6 +41,7 @@ from sluice.process.memory_watermark import MemoryWatermark
 from sluice.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.effects import Alert
+from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
 from sluice.queues.recovery import unusable_record
 from sluice.queues.templates import QueueTemplates
@@ -115,6 +116,10 @@ class BrokerHost(CommitListener):
     @property
     def broker(self) -> Broker:
         return self._core.broker
+
+    @property
+    def engine(self) -> Engine:
+        return self._core.engine
 
     async def open(self) -> None:
         """Recover the content of the store, before any client can connect.
@@ -203,7 +208,7 @@ class BrokerHost(CommitListener):
     def _schedule_owner_check(self) -> None:
         """Check periodically that every subscribed owner is served."""
         broker = self._core.broker
-        exclusive_handler = self._core.queue_handler.exclusive_handler
+        exclusive_handler = self._core.exclusive_handler
         seconds = self._settings.ecq.check_interval
         check = PeriodicTask(
             seconds,

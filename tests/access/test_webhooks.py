@@ -68,8 +68,7 @@ def test_queue_cannot_be_configured_with_a_forbidden_webhook_address(url: str) -
         )
         return
     harness = QueueHarness()
-    assert harness.broker.router.queue_handler is not None
-    harness.broker.router.queue_handler.service._webhook_error = SsrfGuard().fault_of_url
+    harness.core.queue_handler.service._webhook_error = SsrfGuard().fault_of_url
     client = harness.connect("c")
     reason, why = put(
         client,

@@ -150,9 +150,7 @@ class MemoryNode:
         await self.open(number)
 
     def engine(self, number: int) -> Engine:
-        queue_handler = self.node.local_cells[number].broker.router.queue_handler
-        assert queue_handler is not None
-        return queue_handler.engine
+        return self.hosts[number].engine
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
         """Connect a client to this node."""

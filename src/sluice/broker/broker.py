@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.broker.acl.access import AccessControl
+from sluice.broker.incoming import IncomingPublishes
 from sluice.broker.limits import Limits
+from sluice.broker.namespaces.plain_topics import PlainTopics
+from sluice.broker.namespaces.reserved_topics import ReservedTopics
 from sluice.broker.net.connection import Connection, ConnectionTimeout
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.router import Router
@@ -59,6 +62,12 @@ class Broker:
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
         session_store = VolatileSessionStore() if state is None else SessionStore(state, self.turn)
         self.router: Router = Router(limits, self.turn, self.counters, session_store)
+        namespaces = self.router.namespaces
+        namespaces.serve_plain(PlainTopics(self.router))
+        reserved = ReservedTopics(self.router)
+        namespaces.register(b"$SYS/", reserved)
+        namespaces.register_topic(b"$SYS", reserved)
+        self.incoming: IncomingPublishes = IncomingPublishes(limits, self.turn, namespaces)
         self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
         # An instance that is passed in is shared with other cells.
         self.connection_limits: ConnectionLimits = (
@@ -138,8 +147,7 @@ class Broker:
     ) -> None:
         """End all connections with `reason` and call `when_empty` after the last one has closed."""
         self.stopping = True
-        if self.router.queue_handler is not None:
-            self.router.queue_handler.engine.dispatch.is_closing = True
+        self.router.namespaces.on_stopping()
         self._when_empty = when_empty
         self.turn.begin()
         if not self.connections:

@@ -16,6 +16,7 @@ from mypy_extensions import i64, mypyc_attr
 from sluice.broker.sessions.inflight import Delivery
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
+from sluice.wire.reasons import QUOTA_EXCEEDED
 
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
@@ -55,6 +56,17 @@ class RemoteDelivery(Delivery):
         self.is_nacked: bool = False  # explicitly nacked: its PUBACK is no ack
         # The client has reconnected, and the remote cell has not confirmed the lease yet.
         self.needs_resend: bool = False
+        self.is_from_queue = True
+
+    def defer_resend(self) -> bool:
+        self.needs_resend = True  # its cell resends it if it is still this client's
+        return True
+
+    def on_acknowledged(self, reason: i64) -> None:
+        self.proxy.on_acknowledged(self, reason)
+
+    def on_abandoned(self) -> None:
+        self.proxy.on_acknowledged(self, QUOTA_EXCEEDED)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -27,13 +27,25 @@ if TYPE_CHECKING:
     from sluice.wire.packets import Publish
 
 
-class StoredPublish:
+class DeferredPublish:
+    """A publish that is forwarded after the open frame is committed."""
+
+    def forward(self) -> None: ...
+
+
+class StoredPublish(DeferredPublish):
     """A publish whose copies for persistent sessions are in the frame; others get it later."""
 
-    def __init__(self, message: Publish, origin: Session | None, route: Route) -> None:
+    def __init__(
+        self, router: Router, message: Publish, origin: Session | None, route: Route
+    ) -> None:
+        self._router: Router = router
         self.message: Publish = message
         self.origin: Session | None = origin
         self.route: Route = route  # the copies were made by this route
+
+    def forward(self) -> None:
+        self._router.forward_committed(self)
 
 
 class FrameBatch:
@@ -42,8 +54,7 @@ class FrameBatch:
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.deliveries: list[Delivery] = []  # one for each of `sessions`
-        self.publishes: list[StoredPublish] = []
-        self.responses: list[Publish] = []
+        self.publishes: list[DeferredPublish] = []
 
 
 class CommitForwarder(Publisher):
@@ -59,13 +70,9 @@ class CommitForwarder(Publisher):
         batch.sessions.append(session)
         batch.deliveries.append(delivery)
 
-    def defer_publish(self, publish: StoredPublish) -> None:
+    def defer_publish(self, publish: DeferredPublish) -> None:
         """Forward `publish` to the remaining recipients after the open frame is committed."""
         self._open_batch().publishes.append(publish)
-
-    def defer_response(self, message: Publish) -> None:
-        """Give a response to the client that waits for it after the open frame is committed."""
-        self._open_batch().responses.append(message)
 
     def _open_batch(self) -> FrameBatch:
         session_store = self._router.session_store
@@ -79,11 +86,8 @@ class CommitForwarder(Publisher):
     def on_committed(self, tag: i64) -> None:
         """Forward the oldest batch, which is committed."""
         batch = self._batches.popleft()
-        router = self._router
-        router.turn.begin()
+        self._router.turn.begin()
         for nth, session in enumerate(batch.sessions):
             session.send_committed(batch.deliveries[nth])
         for publish in batch.publishes:
-            router.forward_committed(publish)
-        for message in batch.responses:
-            router.forward_committed_response(message)
+            publish.forward()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from sluice.queues.commit_loop import CommitListener
 
 if TYPE_CHECKING:
+    from sluice.broker.namespaces.queues.handler import QueueHandler
     from sluice.broker.router import Router
     from sluice.queues.model import Queue
 
 
-class BrokerCommitListener(CommitListener):
+class BackpressureListener(CommitListener):
     def __init__(self, router: Router) -> None:
         self._router: Router = router
 
@@ -19,8 +20,11 @@ class BrokerCommitListener(CommitListener):
         """Read again from connections that were throttled because the frame was too large."""
         self._router.release_backpressure()
 
+
+class CreatedQueueListener(CommitListener):
+    def __init__(self, queue_handler: QueueHandler) -> None:
+        self._queue_handler: QueueHandler = queue_handler
+
     def on_queue_created(self, queue: Queue) -> None:
         """Serve subscribers that were waiting for a queue of this name."""
-        handler = self._router.queue_handler
-        if handler is not None:
-            handler.on_queue_created(queue)
+        self._queue_handler.on_queue_created(queue)

@@ -13,6 +13,7 @@ from mypy_extensions import i64
 from sluice.broker.cluster_port import ClusterPort
 from sluice.broker.commit_forwarder import CommitForwarder, StoredPublish
 from sluice.broker.limits import Limits
+from sluice.broker.namespace import Namespaces
 from sluice.broker.sessions.inflight import DeliveryPool
 from sluice.broker.sessions.retained import RetainedMessages
 from sluice.broker.sessions.retained_sender import RetainedSender
@@ -24,20 +25,15 @@ from sluice.broker.sessions.subscriptions import (
     estimate_filter_bytes,
 )
 from sluice.broker.turn import Turn
-from sluice.errors import ResponsesFull
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
 from sluice.wire.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.namespaces.compacted.exclusive_subscriber import ExclusiveDelivery
-    from sluice.broker.namespaces.queues.handler import QueueHandler
-    from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
     from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.session_store import VolatileSessionStore
-    from sluice.queues.model import Lease
 
 
 class Router:
@@ -65,8 +61,7 @@ class Router:
         # Not read until the store has caught up with their publishes.
         self.throttled_connections: list[Connection] = []
         self.cluster: ClusterPort = ClusterPort()
-        # None: there are no queues, and $queue/... is an ordinary topic
-        self.queue_handler: QueueHandler | None = None
+        self.namespaces: Namespaces = Namespaces()
 
     def join_cluster(self, port: ClusterPort) -> None:
         """Reach the other cells of a cluster through `port` from now on."""
@@ -77,8 +72,8 @@ class Router:
         route = self.subscriptions.find_route(message.topic)
         recipient_count: i64 = 0
         # First: a queue may refuse the message.
-        if route.bindings and self.queue_handler is not None:
-            recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
+        if route.bindings:
+            recipient_count = self.namespaces.bindings.publish_to_bindings(message, route.bindings)
             self.stored_count += recipient_count
         if message.retain and self.cluster.stores_retained(message.topic):
             if not self.retained.put(message, message.topic.startswith(b"$SYS/")):
@@ -126,8 +121,8 @@ class Router:
         route = self.subscriptions.find_route(message.topic)
         recipient_count: i64 = 0
         # First: a queue may refuse the message.
-        if route.bindings and self.queue_handler is not None:
-            recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
+        if route.bindings:
+            recipient_count = self.namespaces.bindings.publish_to_bindings(message, route.bindings)
         if message.retain and self.cluster.stores_retained(message.topic):
             if not self.retained.reserve(message):
                 return -1
@@ -155,7 +150,7 @@ class Router:
                     recipient_count += 1
         if stored_deliveries:
             self._store_pending(message, stored_deliveries)
-        self.forwarder.defer_publish(StoredPublish(message, origin, route))
+        self.forwarder.defer_publish(StoredPublish(self, message, origin, route))
         self.stored_count += 1
         return recipient_count
 
@@ -187,14 +182,6 @@ class Router:
             )
             if delivery is not None and delivery.persistent_id:  # it has subscribed since
                 self._store_pending(message, [delivery])
-
-    def forward_committed_response(self, message: Publish) -> None:
-        """Give a committed response to the client that waits for it."""
-        if self.queue_handler is not None and self.queue_handler.responses is not None:
-            try:
-                self.queue_handler.responses.publish(message)
-            except ResponsesFull:
-                self.counters.publishes_dropped += 1  # the limit was not reached when it arrived
 
     def _store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
         self.session_store.store_pending(message, deliveries)
@@ -318,8 +305,7 @@ class Router:
         session.retained_sender = None
         for topic_filter in list(session.subscriptions):
             self.unsubscribe(session, topic_filter)
-        if self.queue_handler is not None:
-            self.queue_handler.on_session_ended(session)
+        self.namespaces.on_session_ended(session)
         reassignable: list[Delivery] = session.end_and_collect()
         for delivery in reassignable:
             self.reassign_shared(delivery, session)
@@ -337,8 +323,7 @@ class Router:
 
     def ack_after_commit(self, session: Session, packet: Publish) -> None:
         """Acknowledge `packet` after the records of this publish are committed."""
-        if self.queue_handler is not None:
-            self.queue_handler.exclusive_handler.apply_writes()
+        self.namespaces.finish_batch()
         self.session_store.notify_after_commit(session, session.make_tag(packet))
         session.expect_commit(packet)
 
@@ -397,26 +382,6 @@ class Router:
         self.session_store.store_session(session)
         if tag:
             self.session_store.notify_after_commit(session, tag)
-
-    def settle_by_puback(self, lease: Lease, reason: i64) -> None:
-        """Settle a delivery from a queue by its PUBACK."""
-        if self.queue_handler is not None:
-            self.queue_handler.on_puback(lease, reason)
-
-    def ack_exclusive(self, delivery: ExclusiveDelivery) -> None:
-        """Settle a value of an exclusive queue by its PUBACK."""
-        if self.queue_handler is not None:
-            self.queue_handler.exclusive_handler.on_acknowledged(delivery)
-
-    def nack_too_large(self, lease: Lease) -> None:
-        """Nack a delivery that exceeds the packet size of its consumer's client."""
-        if self.queue_handler is not None:
-            self.queue_handler.on_too_large(lease)
-
-    def schedule_dispatch(self, consumer: QueueConsumer) -> None:
-        """Dispatch to a queue consumer that has capacity again."""
-        if self.queue_handler is not None:
-            self.queue_handler.schedule_dispatch(consumer)
 
 
 def _effective_recipient(recipient: Recipient, origin: Session | None) -> Recipient | None:

@@ -92,16 +92,12 @@ class Cell(LocalCell):
                 self._answer_duplicate(fanout)
                 return []
         includes_direct = not shares or shares[0] != SHARES_ONLY
-        queue_handler = router.queue_handler
+        namespace = router.namespaces.find(message.topic)
         is_will = False
         if shares and shares[0] == SHARES_ONLY:
             shares = shares[1:]
-        elif (
-            message.topic[:1] == b"$"
-            and queue_handler is not None
-            and queue_handler.handles(message.topic)
-        ):
-            queue_handler.publish_will(message)
+        elif namespace is not router.namespaces.plain:
+            namespace.publish_will(message, None)
             is_will = True
         else:
             self.note_published(message)

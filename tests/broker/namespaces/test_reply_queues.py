@@ -50,11 +50,7 @@ def test_unclaimed_reply_is_deleted_after_thirty_seconds(harness: QueueHarness) 
     requester = harness.connect("asker")
     requester.subscribe(TOPIC)
     assert requester.take() == []
-    assert (
-        harness.broker.router.queue_handler is not None
-        and harness.broker.router.queue_handler.responses is not None
-    )
-    assert harness.broker.router.queue_handler.responses.pending_count == 0
+    assert harness.core.responses.pending_count == 0
     assert "responses/4711" not in harness.engine.queues
 
 

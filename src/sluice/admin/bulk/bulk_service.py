@@ -352,7 +352,9 @@ class BulkService(CommitListener):
                 raise InvalidQueueName(name, fault)
         for name in names:
             queue = await self._open_queue(name)
-            check = facade.queue_handler.get_validator(queue) if queue.rules.schema else None
+            check = (
+                facade.queue_handler.schemas.get_validator(queue) if queue.rules.schema else None
+            )
             found[name] = QueueTarget(
                 int(queue.rules.max_message_size), check, not queue.rules.is_compacted
             )

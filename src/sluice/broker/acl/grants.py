@@ -49,9 +49,6 @@ MAY_NOT_SUBSCRIBE: Final = (
     "the access rules must allow every topic that it matches; "
     "use a narrower one, or have a rule added for it"
 )
-SYS_RESERVED: Final = (
-    "$SYS is the server's own: clients may not publish there; use a topic without $"
-)
 
 
 class Grant:
@@ -224,17 +221,8 @@ class Grant:
             session.refuse(packet, connection, NOT_AUTHORIZED, MAY_NOT_PUBLISH)
 
 
-def refuse_sys_publish(packet: Publish, session: Session, connection: Connection) -> None:
-    if packet.qos == 0:
-        session.router.counters.publishes_dropped += 1
-    else:
-        session.refuse(packet, connection, NOT_AUTHORIZED, SYS_RESERVED)
-
-
 def will_error(will: Publish, grant: Grant | None) -> str:
     """Return why a client may not have this will, or an empty string if it may."""
-    if will.topic[:5] in (b"$SYS/", b"$SYS"):
-        return SYS_RESERVED
     if grant is not None and not grant.may_publish(will):
         return (
             "this client may not publish to the topic of its will: "
@@ -254,10 +242,9 @@ def enforce_grant(session: Session, grant: Grant) -> None:
     for topic_filter in list(session.subscriptions):
         if not grant.may_subscribe(topic_filter):
             router.unsubscribe(session, topic_filter)
-    if router.queue_handler is not None:
-        for topic_filter in list(session.queue_requests):
-            if not grant.may_subscribe(topic_filter):
-                router.queue_handler.unsubscribe(session, topic_filter)
+    for topic_filter in list(session.queue_requests):
+        if not grant.may_subscribe(topic_filter):
+            router.namespaces.find(topic_filter).unsubscribe(session, topic_filter)
     session.drop_unauthorized(grant)
     if session.persistent_id:
         router.store_session(session, 0)

@@ -8,30 +8,58 @@ $admin/queue/<q>/stats       subscribe: statistics of the queue as JSON, once a 
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
+from sluice.broker.namespaces.remote_requests import (
+    forward_publish,
+    restore_remote,
+    unsubscribe_remote,
+)
 from sluice.broker.namespaces.responses import refuse_reserved_name
-from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
+from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.clock import Deadline
-from sluice.errors import InvalidQueueConfig, InvalidQueueName
+from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueError
 from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
+
+if TYPE_CHECKING:
+    from sluice.broker.net.connection import Connection
+    from sluice.broker.router import Router
+    from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
 STATS_INTERVAL_SECONDS: Final = 1.0
 
 
-class AdminTopics(Deadline):
-    def __init__(self, router: Router, handler: QueueHandler, scheduler: Scheduler) -> None:
-        self._router = router
-        self._handler = handler
-        self._scheduler = scheduler
-        self._has_watchers: bool = False
+class AdminTopics(PlainTopics):
+    """Serves `$admin/`. Statistics are published like messages of plain topics."""
 
-    def publish(self, topic: bytes, payload: bytes) -> None:
-        """Carry out a publish to `$admin/...`, or raise QueueError."""
+    def __init__(self, router: Router, handler: QueueHandler, scheduler: Scheduler) -> None:
+        super().__init__(router)
+        self._handler: QueueHandler = handler
+        self._scheduler: Scheduler = scheduler
+        self._statistics: QueueStatistics = QueueStatistics(router, handler)
+
+    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+        if forward_publish(packet, session, connection):
+            return
+        turn = self._router.turn
+        self._handler.engine.now = turn.now
+        turn.schedule_flush()
+        try:
+            self._execute(packet.topic, packet.payload)
+        except QueueError as error:
+            session.refuse(packet, connection, get_reason_code(error), str(error))
+            return
+        if packet.qos > 0:
+            self._router.ack_after_commit(session, packet)
+
+    def _execute(self, topic: bytes, payload: bytes) -> None:
         levels = topic.decode().split("/")
         if levels[1:] == ["queue", "create"]:
             config = _parse_json(payload)
@@ -47,14 +75,32 @@ class AdminTopics(Deadline):
                 topic.decode(), "publish to $admin/queue/create, or to $admin/queue/<queue>/config"
             )
 
-    def on_subscribed(self) -> None:
+    def on_subscribed(self, subscription: Subscription) -> None:
         """Start publishing statistics after a subscription below `$admin/`."""
-        if not self._has_watchers:
-            self._has_watchers = True
-            self._scheduler.wake_at(self._router.turn.now + STATS_INTERVAL_SECONDS, self)
+        if not self._statistics.has_watchers:
+            self._statistics.has_watchers = True
+            self._scheduler.wake_at(
+                self._router.turn.now + STATS_INTERVAL_SECONDS, self._statistics
+            )
+
+    def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
+        return unsubscribe_remote(session, topic_filter)
+
+    def restore_subscription(
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
+    ) -> None:
+        restore_remote(session, topic_filter, options)
+
+
+class QueueStatistics(Deadline):
+    """Publishes the statistics of each watched queue, until no queue is watched."""
+
+    def __init__(self, router: Router, handler: QueueHandler) -> None:
+        self._router: Router = router
+        self._handler: QueueHandler = handler
+        self.has_watchers: bool = False
 
     def fire(self, now: float) -> float:
-        """Publish the statistics of each watched queue; stop when no queue is watched."""
         self._handler.engine.now = now
         for queue in list(self._handler.engine.queues.values()):
             topic = f"$admin/queue/{queue.name}/stats".encode()
@@ -62,8 +108,8 @@ class AdminTopics(Deadline):
             if route.recipients or route.shares:
                 payload = json.dumps(self._handler.service.stats(queue)).encode()
                 self._router.publish(Publish(topic, payload, 0), None)
-        self._has_watchers = self._router.subscriptions.has_filters_below(b"$admin")
-        return now + STATS_INTERVAL_SECONDS if self._has_watchers else 0.0
+        self.has_watchers = self._router.subscriptions.has_filters_below(b"$admin")
+        return now + STATS_INTERVAL_SECONDS if self.has_watchers else 0.0
 
 
 def _parse_json(payload: bytes) -> object:

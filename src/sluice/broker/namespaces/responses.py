@@ -8,19 +8,35 @@ client has lost its connection too, and repeats its request.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.router import Router
+from sluice.broker.commit_forwarder import DeferredPublish
+from sluice.broker.namespace import NamespaceHandler
+from sluice.broker.namespaces.plain_topics import PlainTopics
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
+from sluice.broker.namespaces.remote_requests import (
+    forward_publish,
+    restore_remote,
+    unsubscribe_remote,
+)
 from sluice.broker.scheduler import Scheduler
-from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.clock import Deadline
-from sluice.errors import InvalidQueueConfig, ResponsesFull
+from sluice.errors import InvalidQueueConfig, QueueError, ResponsesFull
 from sluice.queues.names import REPLY_QUEUE_PREFIX
-from sluice.wire.packets import Publish
+from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
+from sluice.wire.properties import PUBACK, PUBREC
+from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import matches
+
+if TYPE_CHECKING:
+    from sluice.broker.net.connection import Connection
+    from sluice.broker.router import Router
+    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions.subscribe import PendingSuback
 
 RESPONSES_PREFIX: Final = b"$queue/responses/"
 RESPONSE_TTL_SECONDS: Final = 30.0
@@ -35,10 +51,90 @@ class _PendingResponse:
         self.is_removed: bool = False
 
 
-class Responses(Deadline):
+class ResponseTopics(PlainTopics):
+    """Serves `$queue/responses/`; one subscriber takes the responses of a filter."""
+
+    def __init__(
+        self, router: Router, queue_handler: NamespaceHandler, pending: PendingResponses
+    ) -> None:
+        super().__init__(router)
+        self._queue_handler: NamespaceHandler = queue_handler
+        self._pending: PendingResponses = pending
+
+    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+        """Deliver a response, or hold it in memory, and acknowledge it at once.
+
+        QoS 2 of a persistent session is forwarded after its packet id is committed.
+        """
+        if forward_publish(packet, session, connection):
+            return
+        try:
+            if packet.qos == 2 and session.persistent_id:
+                self._pending.check_capacity(packet)
+                self._router.forwarder.defer_publish(StoredResponse(packet, self._pending))
+                self._router.ack_after_commit(session, packet)
+                return
+            self._pending.publish(packet)
+        except QueueError as error:
+            session.refuse(packet, connection, get_reason_code(error), str(error))
+            return
+        if packet.qos > 0:
+            connection.send_ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0, "")
+
+    def publish_will(self, will: Publish, session: Session | None) -> None:
+        self._queue_handler.publish_will(will, session)  # refuses it
+
+    def invalid_filter_error(self, inner: bytes, is_shared: bool) -> str:
+        if inner.startswith((b"$queue/responses/+", b"$queue/responses/#")) and not is_shared:
+            # A response has one consumer: this filter would take the responses of all clients.
+            return "name whose responses they are: $queue/responses/<id> or $queue/responses/<id>/#"
+        return self._queue_handler.invalid_filter_error(inner, is_shared)
+
+    def subscribe(
+        self,
+        session: Session,
+        packet: Subscribe,
+        request: SubscriptionRequest,
+        granted: int,
+        suback: PendingSuback,
+    ) -> tuple[int, str]:
+        """Subscribe if no other client consumes these responses."""
+        if self._pending.is_free_for(session, request.topic_filter):
+            return super().subscribe(session, packet, request, granted, suback)
+        return (
+            NOT_AUTHORIZED,
+            "another client takes these responses already: use a correlation id of your own",
+        )
+
+    def on_subscribed(self, subscription: Subscription) -> None:
+        self._pending.deliver_to(subscription)
+
+    def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
+        return unsubscribe_remote(session, topic_filter)
+
+    def restore_subscription(
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
+    ) -> None:
+        restore_remote(session, topic_filter, options)
+
+
+class StoredResponse(DeferredPublish):
+    """A QoS 2 response whose packet id is in the open frame."""
+
+    def __init__(self, message: Publish, pending: PendingResponses) -> None:
+        self._message: Publish = message
+        self._pending: PendingResponses = pending
+
+    def forward(self) -> None:
+        self._pending.publish_committed(self._message)
+
+
+class PendingResponses(Deadline):
+    """Responses that wait for their consumer."""
+
     def __init__(self, router: Router, scheduler: Scheduler) -> None:
-        self._router = router
-        self._scheduler = scheduler
+        self._router: Router = router
+        self._scheduler: Scheduler = scheduler
         # In order of arrival, which is also the order of expiry.
         self._by_expiry: deque[_PendingResponse] = deque()
         self._by_topic: dict[bytes, list[_PendingResponse]] = {}
@@ -73,6 +169,13 @@ class Responses(Deadline):
             self._is_timer_set = True
             self._scheduler.wake_at(pending.expires_at, self)
 
+    def publish_committed(self, message: Publish) -> None:
+        """Publish a committed response; the limit was not reached when it arrived."""
+        try:
+            self.publish(message)
+        except ResponsesFull:
+            self._router.counters.publishes_dropped += 1
+
     def check_capacity(self, message: Publish) -> None:
         """Raise ResponsesFull if `message` would have to wait and the limit is reached."""
         if self._router.subscriptions.find_route(message.topic).recipients:
@@ -88,7 +191,7 @@ class Responses(Deadline):
         targets = self._router.subscriptions.find_route(topic_filter).recipients
         return all(target.session is session for target in targets)
 
-    def on_subscribed(self, subscription: Subscription) -> None:
+    def deliver_to(self, subscription: Subscription) -> None:
         """Deliver the pending responses to a new subscription."""
         topic_filter = subscription.topic_filter
         exact = self._by_topic.get(topic_filter)

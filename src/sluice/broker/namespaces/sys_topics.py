@@ -87,20 +87,8 @@ class SysTopics(Deadline):
             "retained messages/bytes": broker.router.retained.payload_bytes,
             "protocol violations/count": int(counters.protocol_violations),
         }
-        handler = broker.router.queue_handler
-        if handler is not None:
-            queues = list(handler.engine.queues.values())
-            values["queues/count"] = len(queues)
-            values["queues/messages/waiting"] = sum(int(queue.depth) for queue in queues)
-            values["queues/messages/inflight"] = sum(
-                int(group.count_in_flight())
-                for queue in queues
-                if queue.deadlines.first
-                for group in queue.groups.values()
-            )
-            values["queues/messages/dead"] = sum(
-                sum(queue.dead_by_reason.values()) for queue in queues
-            )
+        for handler in broker.router.namespaces.handlers:
+            values.update(handler.collect_counters())
         return values
 
     def _publish_changes(self, elapsed: float) -> None:

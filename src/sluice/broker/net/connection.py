@@ -332,7 +332,7 @@ class Connection(Deadline):
                 self._last_topic = packet.topic
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
-                session.on_publish(packet, self)
+                self.broker.incoming.receive(packet, session, self)
             elif head == 0x40:
                 if end - body == 2:
                     session.on_puback(read_u16(data, body, end), 0)

@@ -233,7 +233,8 @@ class Handshake:
                 )
             if will.retain and will.topic.count(b"/") >= limits.max_topic_levels:
                 return TOPIC_NAME_INVALID, f"the will: {topic_depth_error(limits.max_topic_levels)}"
-            fault = will_error(will, auth_result.grant)
+            namespace = self._broker.router.namespaces.find(will.topic)
+            fault = namespace.publish_error() or will_error(will, auth_result.grant)
             if fault:
                 return NOT_AUTHORIZED, fault
         return SUCCESS, ""

@@ -15,10 +15,8 @@ from mypy_extensions import i64
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
     from sluice.broker.sessions.subscriptions import SharedSubscription
     from sluice.queues.log import PendingMessage
-    from sluice.queues.model import Lease
 
 MIN_SLOTS: Final = 16
 MAX_SLOTS: Final = 65_536
@@ -54,36 +52,28 @@ class Delivery:
         # QoS 2 to a persistent session: the packet id or the receipt of PUBREC is not stored yet.
         # Until then nothing about this delivery is sent.
         self.is_committing: bool = False
-        self.consumer: QueueConsumer | None = None  # set for a message from a queue
-        self.lease: Lease | None = None  # its lease, while this session holds it
-        self.token: i64 = 0  # of the lease when sent: a later one is another delivery
+        self.is_from_queue: bool = False  # a message from a queue, of this or another cell
+        self.is_pooled: bool = False  # `DeliveryPool` may reuse it
         self.persistent_id: int = 0  # of a persistent session
         self.pending_message: PendingMessage | None = None  # the message as stored for it
 
     def is_obsolete(self) -> bool:
-        """Return whether a queue message is settled or leased to another consumer by now.
-
-        An acknowledgement of it then only frees the packet id.
-        """
-        consumer = self.consumer
-        if consumer is None:
-            return False
-        lease = self.lease
-        return (
-            lease is None
-            or lease.token_counter != self.token
-            or lease.consumer is not consumer
-            or consumer.group is None
-        )
+        """Return whether the message no longer belongs to this client, and is not resent."""
+        return False
 
     def build_packet(self) -> Publish:
         """Return the packet to send."""
-        message = self.message
-        consumer = self.consumer
-        lease = self.lease
-        if message is UNBUILT_PACKET and consumer is not None and lease is not None:
-            return consumer.build_packet(lease)
-        return message
+        return self.message
+
+    def defer_resend(self) -> bool:
+        """Return whether something else resends it after a reconnect."""
+        return False
+
+    def on_acknowledged(self, reason: i64) -> None:
+        """Called after the client has acknowledged it, with success or an error."""
+
+    def on_abandoned(self) -> None:
+        """Called after it was given up: too late, too large or over a limit."""
 
 
 class DeliveryPool:
@@ -104,7 +94,9 @@ class DeliveryPool:
         share: SharedSubscription | None,
     ) -> Delivery:
         if not self._pool:
-            return Delivery(message, qos, retain, extra_properties, share)
+            delivery = Delivery(message, qos, retain, extra_properties, share)
+            delivery.is_pooled = True
+            return delivery
         delivery = self._pool.pop()
         delivery.message = message
         delivery.qos = qos

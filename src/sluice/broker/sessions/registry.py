@@ -19,7 +19,6 @@ from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.session import Session
 from sluice.clock import Deadline
-from sluice.errors import QueueError
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import ADMINISTRATIVE_ACTION, SESSION_TAKEN_OVER
 
@@ -71,10 +70,7 @@ class SessionRegistry:
                 self._publish_will(session)
             else:
                 self._scheduler.wake_at(now + session.will_delay, _DelayedWill(self, session, will))
-        if session.queue_consumers and self._router.queue_handler is not None:
-            self._router.queue_handler.on_detached(session)
-        if session.exclusive_subscriber is not None and self._router.queue_handler is not None:
-            self._router.queue_handler.exclusive_handler.on_detached(session.exclusive_subscriber)
+        self._router.namespaces.on_detached(session)
         if session.proxies is not None:
             session.proxies.on_detached()
         if session.retained_sender is not None:
@@ -124,23 +120,7 @@ class SessionRegistry:
             return  # the rules have changed since CONNECT
         if will.expiry_seconds >= 0:
             will.expires_at = self._router.turn.now + float(will.expiry_seconds)
-        handler = self._router.queue_handler
-        if handler is not None and (
-            will.topic.startswith(b"$queue/") or will.topic.startswith(b"$ECQ/")
-        ):
-            handler.publish_will(will)
-            return
-        if self._router.cluster.has_other_cells:
-            self._router.cluster.publish_will(will, session)
-            return
-        try:
-            if self._router.publish(will, session) < 0:
-                will.retain = False  # retained limit reached: deliver without retaining
-                self._router.publish(will, session)
-        except QueueError as error:
-            # A queue with a binding to the topic is full, and no client is left to be notified.
-            if handler is not None:
-                handler.engine.warn(f"a will for {will.topic.decode()} was not stored: {error}")
+        self._router.namespaces.find(will.topic).publish_will(will, session)
 
 
 class _SessionExpiry(Deadline):

@@ -25,31 +25,21 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sluice.broker.acl.grants import refuse_sys_publish
 from sluice.broker.cluster_port import RemoteDelivery
-from sluice.broker.limits import topic_depth_error
 from sluice.broker.namespaces.compacted.exclusive_subscriber import (
-    ExclusiveDelivery,
     ExclusiveSubscriber,
 )
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
-from sluice.broker.sessions.inflight import UNBUILT_PACKET, Delivery, Inflight
-from sluice.broker.sessions.retained import RETAINED_FULL
+from sluice.broker.sessions.inflight import Delivery, Inflight
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription
 from sluice.broker.subscribe_options import SubscribeOptions
-from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, make_store_refusal
+from sluice.errors import MalformedPacket, ProtocolViolation
 from sluice.queues.names import make_identity
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from sluice.wire.reasons import (
-    NO_MATCHING_SUBSCRIBERS,
     PACKET_IDENTIFIER_NOT_FOUND,
-    QOS_NOT_SUPPORTED,
-    QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
-    RETAIN_NOT_SUPPORTED,
-    TOPIC_NAME_INVALID,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +51,6 @@ if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.retained_sender import RetainedSender
-    from sluice.queues.model import Lease
 
 # In a tag, in place of the QoS of a publish: the packet to send after the note is committed.
 TAG_SUBACK: Final = 3  # SUBACK or UNSUBACK
@@ -128,110 +117,6 @@ class Session(Publisher):
         return "MQTT 5.0" if self.version == V5 else "MQTT 3.1.1"
 
     # ---- incoming publishes
-
-    def on_publish(self, packet: Publish, connection: Connection) -> None:
-        router = self.router
-        limits = router.limits
-        if packet.topic_alias:
-            connection.resolve_alias(packet)
-        if packet.subscription_ids is not None:
-            # [MQTT-3.3.4-6]
-            raise ProtocolViolation("a client's PUBLISH has a subscription identifier")
-        qos = packet.qos
-        if qos > limits.max_qos:
-            raise ProtocolViolation(
-                "this QoS is not supported by this server", reason=QOS_NOT_SUPPORTED
-            )
-        if packet.retain:
-            if not limits.retain_available:
-                raise ProtocolViolation(
-                    "retained messages are not supported by this server",
-                    reason=RETAIN_NOT_SUPPORTED,
-                )
-            if packet.topic.count(b"/") >= limits.max_topic_levels:
-                self.refuse(
-                    packet,
-                    connection,
-                    TOPIC_NAME_INVALID,
-                    topic_depth_error(limits.max_topic_levels),
-                )
-                return
-        if packet.expiry_seconds >= 0:
-            packet.expires_at = router.turn.now + float(packet.expiry_seconds)
-        if qos == 2 and not self._begin_qos2_receipt(packet, connection):
-            return
-        grant = self.grant
-        if grant is not None and not grant.may_publish(packet):
-            grant.refuse(packet, self, connection)
-            return
-        if packet.topic[0] == 0x24:
-            handler = router.queue_handler
-            if handler is not None and handler.handles(packet.topic):
-                handler.publish(packet, self, connection)
-                return
-            if packet.topic[:5] in (b"$SYS/", b"$SYS"):
-                refuse_sys_publish(packet, self, connection)
-                return
-        self.publish_plain(packet, connection)
-
-    def publish_plain(self, packet: Publish, connection: Connection) -> None:
-        """Publish to an ordinary topic.
-
-        The message has reached its recipients when this method returns, so the acknowledgement is
-        sent at once. If a part of it must be stored (for a queue, a persistent session or as a
-        retained message), the acknowledgement waits for the commit. QoS 2 of a persistent session
-        waits as a whole: see `Router.publish_after_commit`.
-        """
-        router = self.router
-        if router.unavailable_reason and not self._can_skip_store(packet, connection):
-            return
-        if router.cluster.has_other_cells:
-            router.cluster.publish(packet, self, connection)
-            return
-        stored_before = router.stored_count
-        try:
-            if packet.qos == 2 and self.persistent_id:
-                recipient_count = router.publish_after_commit(packet, self)
-            else:
-                recipient_count = router.publish(packet, self)
-        except QueueError as error:
-            self.refuse(packet, connection, get_reason_code(error), str(error))
-            return
-        if recipient_count < 0:
-            self.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
-        elif packet.qos > 0 and (
-            router.stored_count != stored_before or (packet.qos == 2 and self.persistent_id)
-        ):
-            router.ack_after_commit(self, packet)
-            router.apply_backpressure(connection)
-        elif packet.qos == 1 and recipient_count:
-            connection.send_puback(packet.packet_id)
-        elif packet.qos > 0:
-            reason: i64 = NO_MATCHING_SUBSCRIBERS if recipient_count == 0 else 0
-            connection.send_ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
-        elif router.stored_count != stored_before:
-            router.apply_backpressure(connection)
-
-    def _can_skip_store(self, packet: Publish, connection: Connection) -> bool:
-        """Return whether `packet` can be published while the store accepts nothing.
-
-        Refuse a packet that would have to be stored. QoS 0 has no acknowledgement: it goes to
-        connected recipients and is not retained.
-        """
-        router = self.router
-        if not router.needs_store(packet, self):
-            return True
-        if packet.qos == 0:
-            packet.retain = False
-            router.counters.publishes_dropped += 1
-            return True
-        if router.is_out_of_memory:
-            router.refused_out_of_memory += 1
-        error = make_store_refusal(
-            router.unavailable_reason, router.is_out_of_space, router.is_out_of_memory
-        )
-        self.refuse(packet, connection, get_reason_code(error), str(error))
-        return False
 
     def make_tag(self, packet: Publish) -> i64:
         """Return the tag that the store hands back after the commit: packet id, QoS and connection.
@@ -306,7 +191,7 @@ class Session(Publisher):
             else:
                 self.on_committed(tag)
 
-    def _begin_qos2_receipt(self, packet: Publish, connection: Connection) -> bool:
+    def begin_receipt(self, packet: Publish, connection: Connection) -> bool:
         """Register an incoming QoS 2 message, or acknowledge a duplicate again and return False."""
         unreleased = self._unreleased
         if unreleased is None:
@@ -472,38 +357,26 @@ class Session(Publisher):
             self.router.session_store.record_completed(delivery)
         self._abandon(delivery)
 
-    def deliver_lease(self, message: Publish, consumer: QueueConsumer, lease: Lease) -> None:
-        """Send a message from a queue.
-
-        The engine has checked the capacity, so it is sent at once.
-        """
+    def deliver_now(self, delivery: Delivery) -> None:
+        """Send a delivery of a namespace that has checked the capacity."""
         connection = self.connection
-        if connection is None:
-            return
-        if message.qos == 0:
-            if not connection.send_publish(message, 0, False, False, 0, consumer.extra_properties):
-                self._count_drop()
-                self.router.nack_too_large(lease)
-            elif consumer.acks_by_puback:
-                self.router.settle_by_puback(lease, 0)  # QoS 0 has no PUBACK: sent means settled
-            return
-        delivery = Delivery(message, message.qos, False, consumer.extra_properties, None)
-        delivery.consumer = consumer
-        delivery.lease = lease
-        delivery.token = lease.token_counter
-        self.buffered_bytes += delivery.size
-        self._send_new(delivery, connection)
+        if connection is not None:
+            self.buffered_bytes += delivery.size
+            self._send_new(delivery, connection)
 
-    def on_lease_written(
-        self, written_bytes: i64, packet_id: i64, consumer: QueueConsumer, lease: Lease
-    ) -> None:
-        """Register a message from a queue that was just written to the connection."""
-        delivery = Delivery(UNBUILT_PACKET, 1, False, consumer.extra_properties, None)
-        delivery.consumer = consumer
-        delivery.lease = lease
-        delivery.token = lease.token_counter
-        delivery.size = written_bytes
-        self.buffered_bytes += written_bytes
+    def deliver_unacknowledged(self, message: Publish, extra_properties: bytes) -> bool:
+        """Send a QoS 0 message now; return False if it exceeds the client's packet size."""
+        connection = self.connection
+        if connection is None or connection.send_publish(
+            message, 0, False, False, 0, extra_properties
+        ):
+            return True
+        self._count_drop()
+        return False
+
+    def on_delivery_written(self, packet_id: i64, delivery: Delivery) -> None:
+        """Register a delivery that was just written to the connection."""
+        self.buffered_bytes += delivery.size
         self.inflight.add(packet_id, delivery)
 
     def get_capacity(self) -> i64:
@@ -512,14 +385,6 @@ class Session(Publisher):
         if connection is None or connection.is_write_paused or self._to_resend is not None:
             return 0
         return self.window - self.inflight.count
-
-    def deliver_exclusive(self, delivery: ExclusiveDelivery) -> None:
-        """Send a value of an exclusive queue to its owner, which has capacity."""
-        connection = self.connection
-        if connection is None:
-            return
-        self.buffered_bytes += delivery.size
-        self._send_new(delivery, connection)
 
     def deliver_remote(self, delivery: RemoteDelivery) -> None:
         """Send a message that came from another cell, or queue it until it can be sent.
@@ -617,16 +482,6 @@ class Session(Publisher):
         """
         return int(self._connection_epoch)
 
-    def detach_lease(self, lease: Lease) -> None:
-        """Detach a lease that is no longer this session's.
-
-        Its PUBACK then only frees the packet id.
-        """
-        for delivery in self.inflight.list_in_send_order():
-            if delivery.lease is lease:
-                delivery.lease = None
-                return
-
     def _queue_delivery(self, delivery: Delivery) -> bool:
         queued = self.queued
         if queued is None:
@@ -663,20 +518,10 @@ class Session(Publisher):
         return False
 
     def _abandon(self, delivery: Delivery) -> None:
-        """Give up a delivery that is too late, too large or over the limit.
-
-        A message from a queue goes back to it. A value of an exclusive queue that its owner can
-        never accept is settled.
-        """
+        """Give up a delivery that is too late, too large or over the limit."""
         self._release(delivery)
         self._count_drop()
-        lease = delivery.lease
-        if lease is not None:
-            self.router.nack_too_large(lease)
-        elif isinstance(delivery, ExclusiveDelivery):
-            self.router.ack_exclusive(delivery)
-        elif isinstance(delivery, RemoteDelivery):
-            delivery.proxy.on_acknowledged(delivery, QUOTA_EXCEEDED)
+        delivery.on_abandoned()
 
     def _release(self, delivery: Delivery) -> None:
         """Free the memory and the pending message of a delivery that has ended."""
@@ -757,17 +602,8 @@ class Session(Publisher):
         if delivery.qos != 1:
             raise ProtocolViolation("a PUBACK acknowledges a QoS 2 delivery")  # [MQTT-3.3.4-1]
         self._complete(packet_id, delivery)
-        consumer = delivery.consumer
-        if consumer is not None:
-            lease = delivery.lease
-            if consumer.acks_by_puback and lease is not None and not delivery.is_obsolete():
-                self.router.settle_by_puback(lease, reason)
-            else:
-                self.router.schedule_dispatch(consumer)
-        elif isinstance(delivery, ExclusiveDelivery):
-            self.router.ack_exclusive(delivery)
-        elif isinstance(delivery, RemoteDelivery):
-            delivery.proxy.on_acknowledged(delivery, reason)
+        if not delivery.is_pooled:
+            delivery.on_acknowledged(reason)
         elif not delivery.persistent_id:
             self.router.delivery_pool.release(delivery)
 
@@ -826,11 +662,11 @@ class Session(Publisher):
 
     def _complete(self, packet_id: i64, delivery: Delivery) -> None:
         if self.exclusive_subscriber is not None and self.inflight.count >= self.window:
-            self._dispatch_exclusive()
+            self.exclusive_subscriber.schedule_dispatch()
         self.inflight.remove(packet_id)
         self._release(delivery)
         if self.blocked_consumers is not None:
-            self.dispatch_blocked()
+            self.blocked_consumers.dispatch_next()
         if self._to_resend is not None and int(packet_id) in self._to_resend:
             # Acknowledged from the previous connection's send.
             self._to_resend.remove(int(packet_id))
@@ -881,34 +717,20 @@ class Session(Publisher):
             if delivery.is_obsolete():
                 self.inflight.remove(delivery.packet_id)
                 self._release(delivery)
-            elif isinstance(delivery, RemoteDelivery):
-                delivery.needs_resend = True  # its cell resends it if it is still this client's
-            else:
+            elif not delivery.defer_resend():
                 to_resend.append(int(delivery.packet_id))
         self._to_resend = to_resend if to_resend else None
         self.resume_sending()
-        if self.queue_consumers and self.router.queue_handler is not None:
-            self.router.queue_handler.on_attached(self)
-        if self.exclusive_subscriber is not None and self.router.queue_handler is not None:
-            self.router.queue_handler.exclusive_handler.on_attached(self)
+        self.router.namespaces.on_attached(self)
         if self.proxies is not None:
             self.proxies.on_attached()
 
-    def dispatch_blocked(self) -> None:
-        """Offer capacity to the first blocked consumer; the engine then asks for the next."""
-        if self.blocked_consumers is not None:
-            consumer = self.blocked_consumers.pop_next()
-            if consumer is not None:
-                self.router.schedule_dispatch(consumer)
-
-    def _dispatch_exclusive(self) -> None:
-        if self.exclusive_subscriber is not None and self.router.queue_handler is not None:
-            self.router.queue_handler.exclusive_handler.schedule_dispatch(self.exclusive_subscriber)
-
     def on_writable(self) -> None:
         """Resume deliveries from queues after the connection became writable."""
-        self._dispatch_exclusive()
-        self.dispatch_blocked()
+        if self.exclusive_subscriber is not None:
+            self.exclusive_subscriber.schedule_dispatch()
+        if self.blocked_consumers is not None:
+            self.blocked_consumers.dispatch_next()
         if self.proxies is not None:
             self.proxies.on_writable()
 
@@ -929,13 +751,16 @@ class Session(Publisher):
         if self.queued:
             queued, self.queued = self.queued, deque()
             for one in queued:
-                if isinstance(one, RemoteDelivery) or grant.may_receive(one.message.topic):
+                if one.is_from_queue or grant.may_receive(one.message.topic):
                     self.queued.append(one)
                 else:
                     self._abandon(one)
         for one in self.inflight.list_in_send_order() if self.connection is None else []:
-            is_plain = one.consumer is None and not isinstance(one, RemoteDelivery)
-            if is_plain and not one.is_released and not grant.may_receive(one.message.topic):
+            if (
+                not one.is_from_queue
+                and not one.is_released
+                and not grant.may_receive(one.message.topic)
+            ):
                 self.inflight.remove(one.packet_id)
                 self._abandon(one)
 

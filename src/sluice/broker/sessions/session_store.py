@@ -283,14 +283,15 @@ class SessionStore(VolatileSessionStore):
                 session, name.encode(), qos, no_local, as_published, handling, identifier
             )
             router.subscribe(subscription)
-            if router.queue_handler is not None and name.startswith("$admin/"):
-                router.queue_handler.on_admin_subscribed()
+            router.namespaces.find(subscription.topic_filter).on_subscribed(subscription)
         for name, qos, texts in record["queues"]:
             # Queue subscriptions stay stored while queues are switched off.
             options = decode_options(qos, texts)
             session.queue_requests[name.encode()] = options
-            if router.queue_handler is not None:
-                router.queue_handler.restore_subscription(session, name.encode(), options)
+            topic_filter = name.encode()
+            router.namespaces.find(topic_filter).restore_subscription(
+                session, topic_filter, options
+            )
         received = self._state.received_qos2.get(session.persistent_id)
         if received:
             session.restore_received(received)

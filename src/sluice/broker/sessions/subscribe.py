@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl.grants import MAY_NOT_SUBSCRIBE
-from sluice.broker.namespaces.compacted.handler import SUBSCRIBE_HELP, subscribe_refusal
-from sluice.broker.sessions.subscriptions import Subscription, estimate_filter_bytes
+from sluice.broker.sessions.subscriptions import estimate_filter_bytes
 from sluice.broker.subscribe_options import read_options
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import MAX_FILTERS
@@ -30,8 +29,10 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import has_wildcard, split_share, topic_filter_error
 
 if TYPE_CHECKING:
+    from sluice.broker.namespace import NamespaceHandler
     from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions.subscriptions import Subscription
 
 CLUSTER_TIMEOUT: Final = "a node of the cluster does not respond: connect and subscribe again"
 TOO_MANY_FILTERS: Final = (
@@ -45,9 +46,6 @@ MAX_OPTION_CHARACTERS: Final = 8192
 OPTIONS_TOO_LONG: Final = (
     "the user properties of a subscription to queues have at most "
     f"{MAX_OPTION_CHARACTERS} characters here"
-)
-EXCLUSIVE_NOT_SHARED: Final = (
-    "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 )
 
 
@@ -97,50 +95,30 @@ class SubscribeTask:
         A client that has closed its side of the connection does not wait, so that the packets after
         the SUBSCRIBE still take effect.
         """
-        handler = self._session.router.queue_handler
-        return (
-            handler is not None
-            and handler.queue_subscriptions.is_joining(self._session)
-            and not self._connection.has_eof()
-        )
+        session = self._session
+        return session.router.namespaces.is_joining(session) and not self._connection.has_eof()
 
 
 def _subscribe_one(
     session: Session, packet: Subscribe, request: SubscriptionRequest, suback: PendingSuback
 ) -> None:
-    identifier = 0
-    if packet.properties is not None and packet.properties.subscription_ids:
-        identifier = packet.properties.subscription_ids[0]
-    handler = session.router.queue_handler
-    reason, text = _check_filter(session, request)
+    granted, text = _check_filter(session, request)
     topic_filter = request.topic_filter
-    if reason < 0x80 and packet.properties is not None:
-        reason, text = _check_options(packet.properties.user, topic_filter, reason)
-    cluster = session.router.cluster
+    if granted < 0x80 and packet.properties is not None:
+        granted, text = _check_options(packet.properties.user, topic_filter, granted)
+    if granted >= 0x80:
+        suback.add_reason(granted, text)
+        return
+    namespaces = session.router.namespaces
+    handler = namespaces.find(topic_filter)
     if (
-        reason < 0x80
-        and handler is not None
+        handler is not namespaces.plain
         and not session.is_proxy
-        and cluster.matches_remote(topic_filter)
+        and session.router.cluster.matches_remote(topic_filter)
     ):
-        _subscribe_remote(session, request, reason, packet, suback)
+        _subscribe_remote(handler, session, packet, request, granted, suback)
         return
-    if reason < 0x80 and handler is not None and topic_filter.startswith(b"$queue/"):
-        if not topic_filter.startswith(b"$queue/responses/"):
-            reason, text = handler.subscribe(
-                session, topic_filter, read_options(packet, min(reason, 1))
-            )
-            suback.add_reason(reason, text)
-            return
-        reason, text = handler.check_response_subscription(session, topic_filter, reason)
-    elif reason < 0x80 and handler is not None and topic_filter.startswith(b"$ECQ/"):
-        reason, text = handler.exclusive_handler.subscribe(
-            session, topic_filter, read_options(packet, request.qos)
-        )
-        suback.add_reason(reason, text)
-        return
-    if reason < 0x80:
-        _subscribe_plain(session, request, reason, identifier, suback)
+    reason, text = handler.subscribe(session, packet, request, granted, suback)
     suback.add_reason(reason, text)
 
 
@@ -153,49 +131,23 @@ def wait_for_cluster(session: Session, suback: PendingSuback) -> bool:
     return True
 
 
-def _subscribe_plain(
-    session: Session,
-    request: SubscriptionRequest,
-    granted: int,
-    identifier: int,
-    suback: PendingSuback,
-) -> None:
-    handler = session.router.queue_handler
-    if handler is not None and request.topic_filter.startswith(b"$admin/"):
-        handler.on_admin_subscribed()
-    subscription = Subscription(
-        session,
-        request.topic_filter,
-        granted,
-        request.no_local,
-        request.retain_as_published,
-        request.retain_handling,
-        identifier,
-    )
-    suback.subscriptions.append((subscription, session.router.subscribe(subscription)))
-
-
 def _subscribe_remote(
+    handler: NamespaceHandler,
     session: Session,
+    packet: Subscribe,
     request: SubscriptionRequest,
     granted: int,
-    packet: Subscribe,
     suback: PendingSuback,
 ) -> None:
     """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
-    handler = session.router.queue_handler
     cluster = session.router.cluster
-    assert handler is not None
     topic_filter = request.topic_filter
     options = read_options(packet, min(granted, 1))
     if cluster.matches_local(topic_filter):
-        if topic_filter.startswith((b"$admin/", b"$queue/responses/")):
-            _subscribe_plain(session, request, options.qos, options.identifier, suback)
-        else:
-            reason, text = handler.subscribe(session, topic_filter, options)
-            if reason >= 0x80:
-                suback.add_reason(reason, text)
-                return
+        reason, text = handler.subscribe(session, packet, request, options.qos, suback)
+        if reason >= 0x80:
+            suback.add_reason(reason, text)
+            return
     session.queue_requests[topic_filter] = options
     position = suback.add_pending()
     cluster.get_proxies(session).subscribe(
@@ -270,11 +222,10 @@ class PendingSuback:
 
     def _send_retained(self) -> None:
         session = self.session
-        handler = session.router.queue_handler
+        router = session.router
         for subscription, is_new in self.subscriptions:
-            session.router.send_retained(subscription, is_new)
-            if handler is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
-                handler.on_responses_subscribed(subscription)
+            router.send_retained(subscription, is_new)
+            router.namespaces.find(subscription.topic_filter).on_subscribed(subscription)
         if session.retained_sender is not None:
             session.retained_sender.start()
 
@@ -321,29 +272,15 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
         return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not supported by this server"
     if inner in limits.refused_filters:
         return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to all clients"
-    if inner.startswith(b"$ECQ/") and session.router.queue_handler is not None:
-        # No rule can allow this, so the text must not suggest that a rule is missing.
-        if share_name:
-            return TOPIC_FILTER_INVALID, EXCLUSIVE_NOT_SHARED
-        refusal = subscribe_refusal(inner, session.client_id)
-        if refusal:
-            return refusal, SUBSCRIBE_HELP
+    handler = session.router.namespaces.find(inner)
+    refusal, fault = handler.filter_error(session, inner, share_name != b"")
+    if refusal:
+        return refusal, fault
     if session.grant is not None and not session.grant.may_subscribe(topic_filter):
         return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
-    if share_name and inner.startswith(b"$queue/") and session.router.queue_handler is not None:
-        return (
-            TOPIC_FILTER_INVALID,
-            "a queue is shared by its groups: use $queue/<queue>/$group/<group>",
-        )
-    if (
-        inner.startswith((b"$queue/responses/+", b"$queue/responses/#"))
-        and session.router.queue_handler is not None
-    ):
-        # A response has one consumer: this filter would take the responses of all clients.
-        return (
-            TOPIC_FILTER_INVALID,
-            "name whose responses they are: $queue/responses/<id> or $queue/responses/<id>/#",
-        )
+    fault = handler.invalid_filter_error(inner, share_name != b"")
+    if fault:
+        return TOPIC_FILTER_INVALID, fault
     count = len(session.subscriptions) + len(session.queue_requests)
     is_known = topic_filter in session.subscriptions or topic_filter in session.queue_requests
     if count >= limits.max_subscriptions and not is_known:
@@ -404,9 +341,10 @@ def handle_unsubscribe(session: Session, packet: Unsubscribe, connection: Connec
         connection.send_suback(0xB0, packet.packet_id, reasons, TOO_MANY_FILTERS)
         return
     for topic_filter in packet.filters:
-        is_known = session.router.unsubscribe(session, topic_filter)
-        if not is_known and session.router.queue_handler is not None:
-            is_known = session.router.queue_handler.unsubscribe(session, topic_filter)
+        router = session.router
+        is_known = router.unsubscribe(session, topic_filter) or router.namespaces.find(
+            topic_filter
+        ).unsubscribe(session, topic_filter)
         reasons.append(SUCCESS if is_known else NO_SUBSCRIPTION_EXISTED)
     session.send_suback(
         connection, 0xB0, packet.packet_id, reasons if session.version == V5 else [], ""

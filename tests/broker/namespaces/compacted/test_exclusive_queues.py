@@ -488,9 +488,7 @@ def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: QueueHarnes
     harness.engine.exclusive.unsubscribe(session.exclusive_subscriber)
     write(harness, "speed", b"1")
     assert owner.messages() == []
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
-    queue_handler.exclusive_handler.repair_subscribers(
+    harness.core.exclusive_handler.repair_subscribers(
         list(harness.broker.registry.sessions.values())
     )
     harness.loop.settle()

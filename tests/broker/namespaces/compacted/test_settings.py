@@ -12,7 +12,6 @@ import pytest
 
 from sluice.access.authenticator import Authenticator
 from sluice.app import make_authenticators, make_limits
-from sluice.broker.broker import Broker as Core
 from sluice.broker_host import BrokerHost
 from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
@@ -64,7 +63,7 @@ async def test_values_are_expired_as_often_and_as_old_as_configured(
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
+async def running(settings: Settings) -> AsyncIterator[tuple[BrokerHost, int]]:
     """Run a server in this process, whose parts are accessible; yield it and its port."""
     loop = asyncio.get_running_loop()
     authenticator: Authenticator = make_authenticators(settings)[0]
@@ -75,7 +74,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
     connect = cast(Callable[[], asyncio.Protocol], core.connect)
     server = await loop.create_server(connect, "127.0.0.1", 0)
     try:
-        yield core, server.sockets[0].getsockname()[1]
+        yield harness, server.sockets[0].getsockname()[1]
     finally:
         server.close()
         core.close()
@@ -85,13 +84,12 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
 @pytest.mark.parametrize("fault", ["a subscribe that was missed", "an offer that was missed"])
 async def test_unserved_subscriber_is_served_after_the_check_interval(fault: str) -> None:
     configured: dict[str, Any] = {"store": "memory", "ecq": {"check_interval": "1s"}}
-    async with running(Settings(**configured)) as (core, port), client_of(port, "car-1") as owner:
+    async with running(Settings(**configured)) as (host, port), client_of(port, "car-1") as owner:
         await owner.subscribe("$ECQ/car-1/#", qos=1)
-        reader = core.registry.sessions["car-1"].exclusive_subscriber
-        queue_handler = core.router.queue_handler
-        assert reader is not None and queue_handler is not None
+        reader = host.broker.registry.sessions["car-1"].exclusive_subscriber
+        assert reader is not None
         if fault == "a subscribe that was missed":
-            queue_handler.engine.exclusive.unsubscribe(reader)
+            host.engine.exclusive.unsubscribe(reader)
         else:
             reader.is_reading = True  # as if a read was issued and never completes
         async with client_of(port, "writer") as writer:

@@ -28,9 +28,7 @@ class BatchedBroker:
         self._set_max_batch()
 
     def _set_max_batch(self) -> None:
-        queue_handler = self.harness.broker.router.queue_handler
-        assert queue_handler is not None
-        queue_handler.exclusive_handler.max_batched = self.max_batch
+        self.harness.core.exclusive_handler.max_batched = self.max_batch
 
     def client(self, name: str) -> Client:
         if name not in self.clients:

@@ -400,8 +400,7 @@ def test_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(
 ) -> None:
     """Each level of a binding is a level of the tree by which nodes route publishes."""
     make_bound(harness, DEEPEST, DEEPEST + "/a")
-    nodes, queue_handler = RecordingClusterPort(), harness.broker.router.queue_handler
-    assert queue_handler is not None
+    nodes, queue_handler = RecordingClusterPort(), harness.core.queue_handler
     nodes.has_other_cells = True
     harness.broker.router.join_cluster(nodes)
     for _ in range(2):

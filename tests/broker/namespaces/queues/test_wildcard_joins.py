@@ -24,8 +24,7 @@ QUEUES = 60
 
 def build(count: int = QUEUES) -> QueueHarness:
     harness = QueueHarness()
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     for nth in range(count):
         queue_handler.create_queue(f"q/{nth}")
     harness.loop.settle()
@@ -131,8 +130,7 @@ def test_queues_created_and_deleted_while_queues_are_joined() -> None:
     worker = harness.connect("w")
     slow_clock(harness)
     send_subscribe(worker)
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     queue_handler.create_queue("q/new")
     queue_handler.delete_queue(harness.engine.queues["q/59"])
     queue_handler.delete_queue(harness.engine.queues["q/58"])
@@ -148,8 +146,7 @@ def test_invalid_start_is_refused_before_any_queue_is_joined() -> None:
     reason, _ = join(worker, "$queue/#", start="yesterday")
     assert reason >= 0x80
     assert consumers(harness) == 0
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     queue_handler.create_queue("q/later")
     assert consumers(harness) == 0
 

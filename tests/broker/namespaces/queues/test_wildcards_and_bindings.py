@@ -551,8 +551,7 @@ def test_consumer_of_a_deleted_queue_consumes_it_again_when_recreated(
     join(gone, "$queue/jobs")
     put(named, "$queue/jobs", b"old")
     before = take(named)
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     queue_handler.delete_queue(harness.queue("jobs"))
     harness.loop.settle()
     gone.disconnect()
@@ -569,8 +568,7 @@ def test_recreated_queue_delivers_nothing_to_an_offline_consumer(harness: QueueH
     put(away, "$queue/jobs", b"0")
     away.transport.abort()
     harness.loop.settle()
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     queue_handler.delete_queue(harness.queue("jobs"))
     other = harness.connect("worker-2")
     join(other, "$queue/jobs")
@@ -593,8 +591,7 @@ def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: QueueHarne
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"old")
     (message,) = worker.messages()
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
+    queue_handler = harness.core.queue_handler
     queue_handler.delete_queue(harness.queue("jobs"))
     worker.ack(message)
     worker.ping()
@@ -705,9 +702,8 @@ def test_message_size_is_checked_before_its_schema() -> None:
     harness = QueueHarness([("small", config)])
     client = harness.connect("maker")
     put(client, "$queue/small", b"{}")
-    queue_handler = harness.broker.router.queue_handler
-    assert queue_handler is not None
-    queue_handler._validators[harness.queue("small").rules.schema] = check
+    queue_handler = harness.core.queue_handler
+    queue_handler.schemas._validators[harness.queue("small").rules.schema] = check
     assert put(client, "$queue/small", b"[" * 101)[0] == 0x97
     assert checked == []
     assert put(client, "$queue/small", b"{ }") == (0, "")

@@ -20,6 +20,7 @@ from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import write_binary
 
 if TYPE_CHECKING:
+    from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
     from sluice.broker.sessions.session import Session
 
 _SEQUENCE: Final = b"\x26\x00\x08sequence"
@@ -27,8 +28,11 @@ _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
 
 
 class ExclusiveSubscriber(OwnerSubscriber):
-    def __init__(self, session: Session, extra_properties: bytes) -> None:
+    def __init__(
+        self, session: Session, extra_properties: bytes, queues: ExclusiveQueueHandler
+    ) -> None:
         super().__init__()
+        self.queues: ExclusiveQueueHandler = queues
         self.session: Session = session
         self.extra_properties: bytes = extra_properties  # subscription identifier
         self._topic_prefix: bytes = b"$ECQ/" + session.client_id.encode() + b"/"
@@ -36,6 +40,10 @@ class ExclusiveSubscriber(OwnerSubscriber):
 
     def capacity(self) -> i64:
         return self.session.get_capacity()
+
+    def schedule_dispatch(self) -> None:
+        """Ask for values, after its client has capacity again."""
+        self.queues.schedule_dispatch(self)
 
     def deliver(self, seq: i64, message: Message) -> None:
         packet = Publish(self._topic_prefix + message.key, message.payload, 1)
@@ -50,7 +58,7 @@ class ExclusiveSubscriber(OwnerSubscriber):
             packet.raw_properties = out.getvalue()
             if message.expires:
                 packet.expires_at = message.expires_at()
-        self.session.deliver_exclusive(ExclusiveDelivery(packet, self, seq))
+        self.session.deliver_now(ExclusiveDelivery(packet, self, seq))
 
 
 class ExclusiveDelivery(Delivery):
@@ -60,7 +68,13 @@ class ExclusiveDelivery(Delivery):
         super().__init__(packet, 1, False, subscriber.extra_properties, None)
         self.subscriber: ExclusiveSubscriber = subscriber
         self.seq: i64 = seq
-        self.token = subscriber.epoch
+        self.token: i64 = subscriber.epoch
+
+    def on_acknowledged(self, reason: i64) -> None:
+        self.subscriber.queues.on_acknowledged(self)
+
+    def on_abandoned(self) -> None:
+        self.subscriber.queues.on_acknowledged(self)  # its owner can never accept it
 
     def is_obsolete(self) -> bool:
         """Return whether the value was replaced, removed or rewound; it then needs no resend."""

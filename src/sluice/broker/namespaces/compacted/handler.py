@@ -19,20 +19,22 @@ from librt.strings import read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.compacted.exclusive_subscriber import (
     ExclusiveDelivery,
     ExclusiveSubscriber,
 )
 from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.namespaces.remote_requests import forward_publish, forward_will
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.bulk import parse_iso_time
 from sluice.queues.compacted import KeyCache, Owner, hash_name, zeros
 from sluice.queues.engine import Engine
-from sluice.wire.packets import Publish
+from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NOT_AUTHORIZED,
@@ -43,7 +45,9 @@ from sluice.wire.topics import ONES, WORD_BYTES
 
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
+    from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions.subscribe import PendingSuback
 
 PREFIX: Final = b"$ECQ/"
 WRITE_PREFIX: Final = b"$ECQ/w/"
@@ -55,6 +59,7 @@ SUBSCRIBE_HELP: Final = (
     "a client subscribes to its own queue, $ECQ/<client>/# with its client id, "
     "and to nothing else below $ECQ"
 )
+NOT_SHARED: Final = "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 TAG_QOS_MASK: Final = 3 << 16  # of a session's tag
 MAX_BATCHED_WRITES: Final = 64  # so that their memory stays in the CPU cache
 
@@ -84,10 +89,11 @@ class PendingWrite:
             session.refuse(packet, session.connection, reason, reason_string)
 
 
-class ExclusiveQueueHandler:
-    def __init__(self, engine: Engine, turn: Turn) -> None:
+class ExclusiveQueueHandler(NamespaceHandler):
+    def __init__(self, engine: Engine, router: Router) -> None:
         self._engine: Engine = engine
-        self._turn: Turn = turn
+        self._router: Router = router
+        self._turn: Turn = router.turn
         self.max_batched: int = MAX_BATCHED_WRITES
         # Reused; the first `_write_count` of them are waiting.
         self._writes: list[PendingWrite] = []
@@ -97,12 +103,12 @@ class ExclusiveQueueHandler:
         self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
         self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)
         self._key_cache: KeyCache = KeyCache()
-        turn.add_batch(self.apply_writes)
+        router.turn.add_batch(self.finish_batch)
         self._has_warned_unbound: bool = False  # about a client id that is not bound to a user
 
     def _begin_command(self) -> None:
         """Prepare the engine for a command, after the writes that came before it."""
-        self.apply_writes()
+        self.finish_batch()
         turn = self._turn
         self._engine.now = turn.now
         turn.schedule_flush()
@@ -110,7 +116,12 @@ class ExclusiveQueueHandler:
     # ---- writing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """Batch a PUBLISH to a topic under `$ECQ/`. `QueueHandler` has begun the command."""
+        """Batch a PUBLISH to a topic under `$ECQ/`."""
+        if forward_publish(packet, session, connection):
+            return
+        turn = self._turn
+        self._engine.now = turn.now
+        turn.schedule_flush()
         topic = packet.topic
         client_end = find_client_end(topic)
         if client_end < 0:
@@ -142,13 +153,13 @@ class ExclusiveQueueHandler:
         self._client_hashes[nth] = hash_name(topic, len(WRITE_PREFIX), client_end)
         self._write_count = nth + 1
         if nth + 1 >= self.max_batched or (packet.qos == 2 and session.persistent_id):
-            self.apply_writes()  # QoS 2: the value belongs in the frame of its packet id
-        session.router.apply_backpressure(connection)
+            self.finish_batch()  # QoS 2: the value belongs in the frame of its packet id
+        self._router.apply_backpressure(connection)
 
-    def apply_writes(self) -> None:
+    def finish_batch(self) -> None:
         """Apply the batched writes.
 
-        Callers that acknowledge a later packet call this first [MQTT-4.6.0-2].
+        A later packet is acknowledged after them [MQTT-4.6.0-2]: see `Namespaces.publish`.
         """
         size = self._write_count
         if size == 0:
@@ -195,8 +206,9 @@ class ExclusiveQueueHandler:
                     frame_builder.add_commit_waiter(write.session, write.tag)
             nth += 1
 
-    def publish_will(self, will: Publish) -> None:
-        """Publish a will. No client is left to receive a refusal, so it is logged."""
+    def publish_will(self, will: Publish, session: Session | None) -> None:
+        if forward_will(self._router, will):
+            return
         self._begin_command()
         topic = will.topic
         client_end = find_client_end(topic)
@@ -215,18 +227,25 @@ class ExclusiveQueueHandler:
 
     # ---- subscribing
 
+    def filter_error(self, session: Session, inner: bytes, is_shared: bool) -> tuple[int, str]:
+        """Refuse filters that no rule can allow; the text must not suggest to add a rule."""
+        if is_shared:
+            return TOPIC_FILTER_INVALID, NOT_SHARED
+        refusal = subscribe_refusal(inner, session.client_id)
+        return refusal, SUBSCRIBE_HELP if refusal else ""
+
     def subscribe(
         self,
         session: Session,
-        topic_filter: bytes,
-        options: SubscribeOptions,
+        packet: Subscribe,
+        request: SubscriptionRequest,
+        granted: int,
+        suback: PendingSuback,
     ) -> tuple[int, str]:
         """Subscribe an owner to its queue; return the granted QoS, or a reason code and text."""
         self._begin_command()
-        refusal = subscribe_refusal(topic_filter, session.client_id)
-        if refusal:
-            return refusal, SUBSCRIBE_HELP
-        if options.qos != 1 or session.router.limits.max_qos < 1:
+        options = read_options(packet, request.qos)
+        if options.qos != 1 or self._router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
                 "an exclusive queue is read at QoS 1: its PUBACKs report the owner's progress",
@@ -235,7 +254,7 @@ class ExclusiveQueueHandler:
             self._join(session, options.identifier, options.get("start") or "")
         except QueueError as error:
             return get_suback_reason_code(error), str(error)
-        session.queue_requests[topic_filter] = SubscribeOptions(1, options.identifier, [])
+        session.queue_requests[request.topic_filter] = SubscribeOptions(1, options.identifier, [])
         if not self._has_warned_unbound:
             self._warn_if_unbound(session)
         return 1, ""
@@ -273,13 +292,15 @@ class ExclusiveQueueHandler:
             subscriber.extra_properties = extra
             exclusive.schedule_dispatch(subscriber)
         else:
-            subscriber = ExclusiveSubscriber(session, extra)
+            subscriber = ExclusiveSubscriber(session, extra, self)
             session.exclusive_subscriber = subscriber
             exclusive.subscribe(subscriber, session.client_id, self._engine.now)
         if after_sequence >= 0:
             exclusive.seek(owner, after_sequence, self._engine.now)
 
-    def restore_subscription(self, session: Session, options: SubscribeOptions) -> None:
+    def restore_subscription(
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
+    ) -> None:
         """Restore a subscription after a restart; it continues at its position."""
         self._begin_command()
         self._join(session, options.identifier, "")
@@ -293,9 +314,10 @@ class ExclusiveQueueHandler:
 
     # ---- connecting and disconnecting
 
-    def on_detached(self, subscriber: ExclusiveSubscriber) -> None:
+    def on_detached(self, session: Session) -> None:
         """Free cached bodies: the client is disconnected."""
-        self._engine.exclusive.drop_cached_bodies(subscriber)
+        if session.exclusive_subscriber is not None:
+            self._engine.exclusive.drop_cached_bodies(session.exclusive_subscriber)
 
     def on_attached(self, session: Session) -> None:
         """Resume deliveries: the client is connected again."""

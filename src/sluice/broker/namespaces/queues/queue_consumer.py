@@ -12,7 +12,10 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
+from sluice.broker.sessions.inflight import UNBUILT_PACKET, Delivery
+from sluice.broker.turn import Turn
 from sluice.message import Message
+from sluice.queues.engine import Engine
 from sluice.queues.flow import format_iso_time
 from sluice.queues.model import Consumer, Lease
 from sluice.queues.names import write_hex, write_hex_16
@@ -64,9 +67,55 @@ class _TimestampCache:
 _TIMESTAMP_CACHE: Final = _TimestampCache()
 
 
+class QueueDelivery(Delivery):
+    """A message from a queue, in flight to a consumer."""
+
+    def __init__(self, packet: Publish, consumer: QueueConsumer, lease: Lease) -> None:
+        super().__init__(packet, packet.qos, False, consumer.extra_properties, None)
+        self.is_from_queue = True
+        self.consumer: QueueConsumer = consumer
+        self.lease: Lease | None = lease  # while this consumer holds it
+        self.token: i64 = lease.token_counter  # when sent: a later one is another delivery
+
+    def is_obsolete(self) -> bool:
+        """Return whether the message is settled or leased to another consumer by now.
+
+        An acknowledgement of it then only frees the packet id.
+        """
+        consumer = self.consumer
+        lease = self.lease
+        return (
+            lease is None
+            or lease.token_counter != self.token
+            or lease.consumer is not consumer
+            or consumer.group is None
+        )
+
+    def build_packet(self) -> Publish:
+        message = self.message
+        lease = self.lease
+        if message is UNBUILT_PACKET and lease is not None:
+            return self.consumer.build_packet(lease)
+        return message
+
+    def on_acknowledged(self, reason: i64) -> None:
+        consumer = self.consumer
+        lease = self.lease
+        if consumer.acks_by_puback and lease is not None and not self.is_obsolete():
+            consumer.on_puback(lease, reason)
+        else:
+            consumer.schedule_dispatch()
+
+    def on_abandoned(self) -> None:
+        if self.lease is not None:
+            self.consumer.on_too_large(self.lease)
+
+
 class QueueConsumer(Consumer):
     def __init__(
         self,
+        engine: Engine,
+        turn: Turn,
         session: Session,
         topic_filter: bytes,
         queue: str,
@@ -81,6 +130,8 @@ class QueueConsumer(Consumer):
     ) -> None:
         super().__init__(session.client_id, prefetch, priority, is_exclusive)
         self.identity = session.identity
+        self._engine: Engine = engine
+        self._turn: Turn = turn
         self.session: Session = session
         self.topic_filter: bytes = topic_filter  # as subscribed; may match many queues
         self.queue: str = queue
@@ -139,10 +190,41 @@ class QueueConsumer(Consumer):
             out = connection.get_output()
             before: i64 = len(out)
             self._write_delivery(out, lease, message, packet_id)
-            session.on_lease_written(len(out) - before, packet_id, self, lease)
+            delivery = QueueDelivery(UNBUILT_PACKET, self, lease)
+            delivery.size = len(out) - before
+            session.on_delivery_written(packet_id, delivery)
             connection.on_publish_written(len(message.payload), out)
+            return
+        packet = self.build_packet(lease)
+        if packet.qos > 0:
+            session.deliver_now(QueueDelivery(packet, self, lease))
+        elif not session.deliver_unacknowledged(packet, self.extra_properties):
+            self.on_too_large(lease)
+        elif self.acks_by_puback:
+            self.on_puback(lease, 0)  # QoS 0 has no PUBACK: sent means settled
+
+    def _begin_command(self) -> None:
+        """Prepare the engine for a command: set its time, and schedule the end of the turn."""
+        self._engine.now = self._turn.now
+        self._turn.schedule_flush()
+
+    def on_puback(self, lease: Lease, reason: i64) -> None:
+        """Ack a delivery by its PUBACK, or nack it if the PUBACK has a failure reason."""
+        self._begin_command()
+        if reason < 0x80:
+            self._engine.ack(lease)
         else:
-            session.deliver_lease(self.build_packet(lease), self, lease)
+            self._engine.nack(lease, -1.0, f"the consumer's PUBACK has reason 0x{reason:02x}")
+
+    def on_too_large(self, lease: Lease) -> None:
+        """Nack a delivery that exceeds the consumer's packet size; a retry would fail again."""
+        self._begin_command()
+        self._engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
+
+    def schedule_dispatch(self) -> None:
+        """Dispatch to this consumer at the end of the turn: it has capacity again."""
+        self._turn.schedule_flush()
+        self._engine.schedule_dispatch(self)
 
     def _write_delivery(
         self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64
@@ -244,7 +326,11 @@ class QueueConsumer(Consumer):
         return message.expires_at()
 
     def on_lease_revoked(self, lease: Lease) -> None:
-        self.session.detach_lease(lease)
+        """Detach a lease that is no longer this client's: its PUBACK only frees the packet id."""
+        for delivery in self.session.inflight.list_in_send_order():
+            if isinstance(delivery, QueueDelivery) and delivery.lease is lease:
+                delivery.lease = None
+                return
 
     def _encode_properties(self, lease: Lease) -> bytes:
         message = lease.message

@@ -304,6 +304,8 @@ class QueueSubscriptions:
                 queue, options.group, resolve_start(queue, options.start)
             )
         consumer = QueueConsumer(
+            engine,
+            self._turn,
             session,
             topic_filter,
             queue.name,

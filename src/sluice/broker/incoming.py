@@ -1,0 +1,63 @@
+"""Incoming PUBLISH packets: the checks that are the same in all namespaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.broker.limits import Limits, topic_depth_error
+from sluice.broker.namespace import Namespaces
+from sluice.broker.turn import Turn
+from sluice.errors import ProtocolViolation
+from sluice.wire.packets import Publish
+from sluice.wire.reasons import QOS_NOT_SUPPORTED, RETAIN_NOT_SUPPORTED, TOPIC_NAME_INVALID
+
+if TYPE_CHECKING:
+    from sluice.broker.net.connection import Connection
+    from sluice.broker.sessions.session import Session
+
+
+class IncomingPublishes:
+    def __init__(self, limits: Limits, turn: Turn, namespaces: Namespaces) -> None:
+        self._limits: Limits = limits
+        self._turn: Turn = turn
+        self._namespaces: Namespaces = namespaces
+
+    def receive(self, packet: Publish, session: Session, connection: Connection) -> None:
+        """Check limits, QoS 2 and access rules, then hand the packet to its namespace."""
+        limits = self._limits
+        if packet.topic_alias:
+            connection.resolve_alias(packet)
+        if packet.subscription_ids is not None:
+            # [MQTT-3.3.4-6]
+            raise ProtocolViolation("a client's PUBLISH has a subscription identifier")
+        qos = packet.qos
+        if qos > limits.max_qos:
+            raise ProtocolViolation(
+                "this QoS is not supported by this server", reason=QOS_NOT_SUPPORTED
+            )
+        if packet.retain:
+            if not limits.retain_available:
+                raise ProtocolViolation(
+                    "retained messages are not supported by this server",
+                    reason=RETAIN_NOT_SUPPORTED,
+                )
+            if packet.topic.count(b"/") >= limits.max_topic_levels:
+                session.refuse(
+                    packet,
+                    connection,
+                    TOPIC_NAME_INVALID,
+                    topic_depth_error(limits.max_topic_levels),
+                )
+                return
+        if packet.expiry_seconds >= 0:
+            packet.expires_at = self._turn.now + float(packet.expiry_seconds)
+        if qos == 2 and not session.begin_receipt(packet, connection):
+            return
+        grant = session.grant
+        if grant is not None and not grant.may_publish(packet):
+            grant.refuse(packet, session, connection)
+            return
+        if packet.topic[0] == 0x24:
+            self._namespaces.publish(packet, session, connection)
+        else:
+            self._namespaces.plain.publish(packet, session, connection)

@@ -1,0 +1,254 @@
+"""Settles deliveries: publishes to `$queue/<name>/$ack` and to the other verbs.
+
+This module decides who may settle; the engine decides about the delivery.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.acl.acl import QUEUE_ADMIN
+from sluice.broker.namespaces.queues.queue_options import (
+    default_group,
+    read_delay,
+    read_message_ids,
+    read_token,
+)
+from sluice.broker.namespaces.queues.queue_topics import (
+    ACK,
+    EXTEND,
+    MAX_IDS,
+    NACK,
+    REJECT,
+    PublishOptions,
+    QueueTopic,
+    read_publish_options,
+)
+from sluice.errors import (
+    InvalidQueueConfig,
+    NotHolder,
+    QueueError,
+    StaleDelivery,
+    TokenNeeded,
+    TooManyIds,
+    UnknownDelivery,
+    UnknownGroup,
+    WrongToken,
+)
+from sluice.queues.engine import Engine
+from sluice.queues.flow import DeliveryToken
+from sluice.queues.model import Group, Queue
+from sluice.wire.packets import Publish
+
+if TYPE_CHECKING:
+    from sluice.broker.sessions.session import Session
+
+WARNING_INTERVAL_SECONDS: Final = 1.0
+
+
+class Settler:
+    """A client that settles deliveries of `group`, and its right to do so.
+
+    A member consumes as that group. An operator is no member, and has a rule `queue-admin` for the
+    queue. Any other client must be the last holder of the delivery, by client id and user, or give
+    the delivery token.
+    """
+
+    def __init__(self, group: Group, session: Session, is_member: bool, is_operator: bool) -> None:
+        self.group: Group = group
+        self.session: Session = session
+        self.identity: str = session.identity
+        self.is_member: bool = is_member
+        self.is_operator: bool = is_operator
+
+
+class SettlementTopics:
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Engine = engine
+        self._options = PublishOptions()  # reused: of the current packet
+        self._token = DeliveryToken()  # reused: the token of the current settlement
+        self._next_warning_at: float = 0.0  # when a wrong token may be logged again
+
+    def settle(
+        self, packet: Publish, parsed: QueueTopic, queue: Queue | None, session: Session
+    ) -> None:
+        """Settle the deliveries that a packet names; acknowledge it after the commit."""
+        options = self._options
+        read_publish_options(packet.raw_properties, options)
+        message_id = options.id
+        message_ids = options.all_ids
+        if message_ids is not None and len(message_ids) > MAX_IDS:
+            raise TooManyIds(MAX_IDS)
+        if not message_id:
+            message_id = parsed.argument
+            if not message_id:
+                message_ids = read_message_ids(packet.payload)
+                message_id = message_ids[0]
+        if queue is None:
+            raise UnknownDelivery(message_id.decode("utf-8", "replace"))
+        settler = self._find_settler(queue, options.group, session)
+        token = self._token
+        token.counter = 0
+        position = b""
+        if options.token:
+            read_token(options.token, token)
+            position = options.token.partition(b".")[2]
+        if message_ids is None or len(message_ids) == 1:
+            try:
+                self._settle_one(parsed.verb, settler, message_id, token, position)
+            except WrongToken:
+                self._count_wrong_token(settler)
+                raise
+        else:
+            self._settle_many(parsed.verb, settler, message_ids, token)
+        if packet.qos > 0:
+            self._engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
+            session.expect_commit(packet)
+
+    def _find_settler(self, queue: Queue, group_name: str, session: Session) -> Settler:
+        """Return the group that a client settles for, and its right to do so."""
+        consumer = session.queue_consumers.get(queue.name)
+        if (
+            consumer is not None
+            and consumer.group is not None
+            and (not group_name or group_name == consumer.group_name)
+        ):
+            return Settler(consumer.group, session, True, False)
+        group_name = group_name or default_group(session.client_id)
+        group = queue.groups.get(group_name)
+        if group is None:
+            raise UnknownGroup(queue.name, group_name)
+        grant = session.grant
+        is_operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
+        return Settler(group, session, False, is_operator)
+
+    def _settle_one(
+        self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, position: bytes
+    ) -> None:
+        """Settle one delivery; `position` is its position in the log, if the token has it."""
+        group = settler.group
+        identity = settler.identity
+        engine = self._engine
+        delay = -1.0
+        reason = ""
+        if verb == NACK and self._options.delay:
+            delay = read_delay("delay", self._options.delay)
+        elif verb == REJECT:
+            reason = self._read_reason()
+        try:
+            lease = engine.find_lease(
+                group,
+                message_id,
+                token,
+                "" if settler.is_operator and not token.counter else identity,
+            )
+        except (UnknownDelivery, StaleDelivery) as error:
+            is_known = isinstance(error, StaleDelivery)
+            if not token.counter and not self._may_settle_late(settler, message_id, is_known):
+                raise
+            if verb == ACK and engine.ack_late(group, position or message_id, token, identity):
+                return
+            reclaimed = (
+                engine.reclaim_lease(group, position or message_id, token, identity)
+                if verb != ACK
+                else None
+            )
+            if reclaimed is None:
+                if token.counter and engine.is_token_forged(
+                    group, position or message_id, token, identity, is_known
+                ):
+                    raise WrongToken(message_id.decode("utf-8", "replace")) from None
+                raise
+            lease = reclaimed
+        if verb == ACK:
+            engine.ack(lease)
+        elif verb == NACK:
+            engine.nack(lease, delay, self._options.description.decode())
+        elif verb == REJECT:
+            engine.dead_letter(lease, reason, self._options.description.decode())
+        elif verb == EXTEND:
+            engine.extend(lease)
+        else:
+            engine.release(lease)
+
+    def _may_settle_late(self, settler: Settler, message_id: bytes, is_known: bool) -> bool:
+        """Return whether a client may settle a delivery of a previous run without a token.
+
+        An operator may. So may a member of the group that cannot send a token because it uses MQTT
+        3.1.1; a member could also receive the message and settle it then. `is_known`: this run
+        knows the delivery, and another client holds it.
+        """
+        if settler.is_operator or (settler.is_member and settler.session.lacks_user_properties):
+            return True
+        if is_known and not settler.is_member:
+            raise NotHolder(message_id.decode("utf-8", "replace")) from None
+        if (
+            settler.is_member
+            and not is_known
+            and self._engine.is_from_previous_run(settler.group, message_id)
+        ):
+            raise TokenNeeded(message_id.decode("utf-8", "replace")) from None
+        return False
+
+    def _count_wrong_token(self, settler: Settler) -> None:
+        """Count a packet with a token of another client, and log at most one per second."""
+        session = settler.session
+        session.wrong_tokens += 1
+        session.router.counters.wrong_tokens += 1
+        connection = session.connection
+        if connection is not None and self._engine.now >= self._next_warning_at:
+            self._next_warning_at = self._engine.now + WARNING_INTERVAL_SECONDS
+            facts: dict[str, object] = {
+                "client": session.client_id,
+                "user": session.user,
+                "peer": connection.peer(),
+                "queue": settler.group.queue.name,
+                "group": settler.group.name,
+                "count": session.wrong_tokens,
+            }
+            connection.broker.log("wrong delivery token", facts)
+
+    def _read_reason(self) -> str:
+        reason = self._options.reason.decode() or "rejected"
+        if reason in ("rejected", "delivery-error", "DeliveryError"):
+            return "rejected"
+        if reason in ("unacceptable", "Unacceptable"):
+            return "unacceptable"
+        raise InvalidQueueConfig(
+            f"reason is {reason!r}",
+            "Use delivery-error or unacceptable, also spelled DeliveryError or Unacceptable",
+        )
+
+    def _settle_many(
+        self, verb: i64, settler: Settler, ids: list[bytes], token: DeliveryToken
+    ) -> None:
+        """Settle as many of a batch as possible; raise the first error with the number of failures.
+
+        An id that was refused is refused again without a search: each search visits all deliveries
+        with that id.
+        """
+        first_error: QueueError | None = None
+        failed = 0
+        is_wrong_token = False
+        refused: set[bytes] = set()
+        for message_id in ids:
+            if refused and message_id in refused:
+                failed += 1
+                continue
+            try:
+                self._settle_one(verb, settler, message_id, token, b"")
+            except QueueError as error:
+                failed += 1
+                refused.add(message_id)
+                first_error = first_error or error
+                if isinstance(error, WrongToken):
+                    is_wrong_token = True
+        if is_wrong_token:
+            self._count_wrong_token(settler)
+        if first_error is not None:
+            first_error.remedy = (
+                f"{failed} of {len(ids)} could not be settled. {first_error.remedy}"
+            )
+            raise first_error
