@@ -77,6 +77,7 @@ def open_store_of(
                 salvage=settings.salvage,
                 min_free_bytes=settings.disk.min_free,
                 on_low_space=events.on_low_space,
+                call_soon=loop.call_soon,
             )
         )
     return OpenedRedisStore(settings, engine, events, cell_store)

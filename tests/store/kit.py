@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from librt.strings import BytesWriter
 
 from sluice.store.embedded import EmbeddedStore, FileSystem
+from sluice.store.embedded.direct_writes import EVIDENCE, DirectWrites
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import (
     HEADER_BYTES,
@@ -134,8 +136,19 @@ def body_of(data: bytes | None) -> bytes | None:
     return record.body
 
 
+def make_always_direct() -> DirectWrites:
+    """Return a policy under which the loop writes every frame that needs nothing else."""
+    policy = DirectWrites(math.inf, math.inf)
+    for _ in range(EVIDENCE):
+        policy.record_in_thread(1, 0.0, 0.0)
+    return policy
+
+
 class StoreUnderTest:
-    """One store of any kind, with blocking methods."""
+    """One store of any kind, with blocking methods.
+
+    `writes_directly`: the loop writes frames itself, on a slow disk too.
+    """
 
     def __init__(
         self,
@@ -144,9 +157,11 @@ class StoreUnderTest:
         segment_bytes: int = SEGMENT_BYTES,
         redis: str = "",
         prefix: str = "sluice",
+        writes_directly: bool = False,
         **options: object,
     ) -> None:
         self.directory = directory
+        self._writes_directly = writes_directly
         self.redis = redis  # address of a server, for the Redis store
         self.prefix = prefix
         self.loop = ManualLoop()
@@ -177,6 +192,8 @@ class StoreUnderTest:
             self.failures.append,
             segment_bytes=self._segment_bytes,
             files=self._files,
+            call_soon=self.loop.call_soon if self._writes_directly else None,
+            direct_writes=make_always_direct() if self._writes_directly else None,
             **self._options,  # type: ignore[arg-type]
         )
 

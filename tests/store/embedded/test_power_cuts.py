@@ -74,7 +74,11 @@ class PowerCutRig:
         while True:
             self.disk.cut_after(self.draw.randrange(12) if self.draw.random() < 0.3 else None)
             store = StoreUnderTest(
-                Path("/disk"), self.disk, self.draw.choice((8, 32, 128)) << 10, sync_seconds=1000.0
+                Path("/disk"),
+                self.disk,
+                self.draw.choice((8, 32, 128)) << 10,
+                writes_directly=self.draw.random() < 0.5,
+                sync_seconds=1000.0,
             )
             try:
                 store.open()

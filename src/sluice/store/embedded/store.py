@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
+from sluice.store.embedded.direct_writes import DirectWrites
 from sluice.store.embedded.files import FileSystem
 from sluice.store.embedded.frame_format import FRAME_HEADER_BYTES, MAX_U32
 from sluice.store.embedded.layout import (
@@ -44,6 +45,8 @@ class EmbeddedStore:
     `min_free_bytes` are free on the disk, and with an empty string when there is enough space
     again. A frame committed without `sync` is synced within `sync_seconds`. With `read_only` the
     store is opened without writing, truncating or removing a file: it accepts reads and no commits.
+    With `call_soon`, a function of the loop, the loop writes frames itself while `direct_writes`
+    allows it; otherwise the writer thread writes all of them.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class EmbeddedStore:
         min_free_bytes: int = 0,
         on_low_space: Callable[[str], None] | None = None,
         files: FileSystem | None = None,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+        direct_writes: DirectWrites | None = None,
     ) -> None:
         self._directory = directory
         self._call_soon_threadsafe = call_soon_threadsafe
@@ -72,6 +77,8 @@ class EmbeddedStore:
         self._min_free_bytes = min_free_bytes if on_low_space is not None else 0
         self._on_low_space = on_low_space
         self._files = files if files is not None else FileSystem()
+        self._call_soon = call_soon
+        self._direct_writes = direct_writes if direct_writes is not None else DirectWrites()
         self._lock_fd = -1
         self._writer: LogWriter | None = None
         self._reader: LogReader | None = None
@@ -160,6 +167,8 @@ class EmbeddedStore:
             self._fail,
             reader.close_segments,
             self._report_low_space,
+            self._call_soon,
+            self._direct_writes,
         )
         writer.start()
         self._writer = writer
@@ -200,7 +209,7 @@ class EmbeddedStore:
         if writer is None:
             raise StoreError("the store is not open")
         fills_segment = self._log.append(len(frame))
-        writer.submit(CommitJob(frame, count, sync, fills_segment, done))
+        writer.commit(CommitJob(frame, count, sync, fills_segment, done))
 
     def seal_segment(self) -> bool:
         writer = self._writer
