@@ -403,17 +403,49 @@ SENDS = {
     "stop": [DISCONNECT],
     "add_reason": [SUBACK],
     "ProtocolViolation": [DISCONNECT],
+    "AuthResult": [CONNACK],
 }
 
 
-def test_named_reason_codes_are_allowed_in_their_packets() -> None:
-    """Of every call in the sources that names a constant: also where no test goes."""
-    values = {
+def codes_returned(tree: ast.Module, values: dict[str, int]) -> list[tuple[int, int]]:
+    """Return the line and code of each `return CODE` and `return CODE, text`."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return):
+            value = node.value.elts[0] if isinstance(node.value, ast.Tuple) else node.value
+            code = values.get(getattr(value, "id", ""))
+            if code is not None:
+                found.append((node.lineno, code))
+    return found
+
+
+def reason_constants() -> dict[str, int]:
+    return {
         name: value
         for name, value in vars(reasons).items()
         if name.isupper() and isinstance(value, int)
     }
-    found = 0
+
+
+def test_returned_reason_codes_are_allowed_in_their_packets() -> None:
+    """Of functions whose result is sent by their caller, in the modules that check requests."""
+    values, found = reason_constants(), 0
+    for name, kind in (
+        ("broker/sessions/handshake.py", CONNACK),
+        ("broker/sessions/subscribe.py", SUBACK),
+        ("broker/namespaces/queues/queue_subscriptions.py", SUBACK),
+        ("broker/namespaces/compacted/handler.py", SUBACK),
+        ("broker/namespaces/queues/handler.py", SUBACK),
+    ):
+        for line, code in codes_returned(ast.parse((SOURCES / name).read_text("utf-8")), values):
+            found += 1
+            assert code in SERVER_REASONS[kind], f"{name}:{line}"
+    assert found > 25
+
+
+def test_named_reason_codes_are_allowed_in_their_packets() -> None:
+    """Of every call in the sources that names a constant: also where no test goes."""
+    values, found = reason_constants(), 0
     for path in sorted(SOURCES.glob("**/*.py")):
         if path.relative_to(SOURCES).parts[0] in ("client", "worker", "spark"):
             continue

@@ -164,6 +164,14 @@ def test_subscribe_with_an_incomplete_filter_subscribes_to_none(harness: BrokerH
     assert not harness.broker.registry.sessions["a"].subscriptions
 
 
+def test_reason_of_an_older_cell_is_accepted(harness: BrokerHarness) -> None:
+    cell, client = harness.connect("cell"), harness.connect("a")
+    cell.connection.is_from_cluster = True
+    for one in (cell, client):
+        one.feed(b"\x40\x03\x00\x01\x95")
+    assert (cell.closed, client.closed) == (False, True)
+
+
 def test_will_with_an_empty_response_topic_is_refused(harness: BrokerHarness) -> None:
     peer = harness.open()
     peer.feed(b"\x10\x17\x00\x04MQTT\x05\x06\x00\x00\x00\x00\x01a\x03\x08\x00\x00\x00\x01t\x00\x00")

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.client.errors import PublishRefused, Unsupported
 from sluice.client.protocol.client_protocol import ConnectionEnded
+from sluice.client.protocol.publish_packet import make_publish
 from sluice.client.protocol.write_buffer import MAX_TURN_BYTES
 from sluice.wire.packets import V5, V311, Ack, Packet, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -189,6 +190,19 @@ def test_unsupported_message_is_refused_with_a_remedy_before_sending(
     assert pair.sent_packets() == []
     assert pair.protocol.outbound.unconfirmed == 0
     assert pair.protocol.outbound.unconfirmed_bytes == 0
+
+
+@pytest.mark.parametrize("topic", ["a/+", "#", "a\0b", "x" * 65_536])
+def test_response_topic_that_is_no_topic_is_refused_before_sending(topic: str) -> None:
+    with pytest.raises(Unsupported):
+        make_publish(V5, "t", b"x", 1, False, {"response_topic": topic})
+
+
+def test_empty_response_topic_means_none() -> None:
+    """Servers end the connection of a client that sends one."""
+    for given in ("", None):
+        packet = make_publish(V5, "t", b"x", 1, False, {"response_topic": given})
+        assert packet.raw_properties == b""
 
 
 def test_waiting_message_that_the_next_server_cannot_accept_fails_alone() -> None:

@@ -338,7 +338,8 @@ class Connection(Deadline):
                     session.on_puback(read_u16(data, body, end), 0)
                 else:
                     ack = decode_ack(data, PUBACK, body, end, self.version)
-                    self._check_reason(PUBACK, ack.reason)
+                    if ack.reason != SUCCESS:
+                        self._check_reason(PUBACK, ack.reason)
                     session.on_puback(ack.packet_id, ack.reason)
             elif head >> 4 == CONNECT:  # refused without decoding it
                 raise ProtocolViolation("a second CONNECT on one connection")  # [MQTT-3.1.0-2]
@@ -376,7 +377,8 @@ class Connection(Deadline):
             self.broker.counters.packets_sent += 1
         elif PUBREC <= kind < SUBSCRIBE:
             assert isinstance(packet, Ack)
-            self._check_reason(kind, packet.reason)
+            if packet.reason != SUCCESS:
+                self._check_reason(kind, packet.reason)
             session.on_qos2_ack(packet, self)
         elif isinstance(packet, Subscribe):
             subscribe.handle_subscribe(session, packet, self)
@@ -392,7 +394,7 @@ class Connection(Deadline):
 
     def _check_reason(self, kind: i64, reason: i64) -> None:
         """Check a reason code of a client; another cell may run an older version."""
-        if reason != SUCCESS and not self.is_from_cluster:
+        if not self.is_from_cluster:
             check_client_reason(kind, reason)
 
     def _on_disconnect(self, packet: Disconnect, session: Session) -> None:

@@ -39,12 +39,7 @@ def refuse_properties(version: int, given: bool) -> None:
 def make_publish(
     version: int, topic: str, payload: Payload, qos: int, retain: bool, given: PublishProperties
 ) -> Publish:
-    name = topic.encode()
-    if not name or len(name) > 0xFFFF or b"+" in name or b"#" in name or b"\0" in name:
-        raise Unsupported(
-            f"{topic[:100]!r} is not a topic to publish to",
-            "Use 1 to 65,535 bytes of UTF-8 without + and #; only filters have wildcards",
-        )
+    name = _encode_topic(topic)
     if qos not in (0, 1, 2):
         raise Unsupported(f"qos is {qos}", "Use 0, 1 or 2")
     if type(payload) is not bytes:
@@ -54,6 +49,16 @@ def make_publish(
     joined = _merge_properties(given)
     refuse_properties(version, bool(joined.to_dict()))
     return build_publish(name, payload, qos, retain, joined)
+
+
+def _encode_topic(topic: str) -> bytes:
+    name = topic.encode()
+    if not name or len(name) > 0xFFFF or b"+" in name or b"#" in name or b"\0" in name:
+        raise Unsupported(
+            f"{topic[:100]!r} is not a topic to publish to",
+            "Use 1 to 65,535 bytes of UTF-8 without + and #; only filters have wildcards",
+        )
+    return name
 
 
 def _merge_properties(given: PublishProperties) -> Properties:
@@ -66,10 +71,13 @@ def _merge_properties(given: PublishProperties) -> Properties:
     joined = Properties()
     joined.user = [*base.user, *user_pairs(given.get("user") or ())]
     joined.content_type = _first_set(given.get("content_type"), base.content_type)
-    joined.response_topic = _first_set(given.get("response_topic"), base.response_topic)
+    # An empty one means none: MQTT forbids it, and servers end the connection.
+    joined.response_topic = _first_set(given.get("response_topic"), base.response_topic) or None
     for text in (joined.content_type, joined.response_topic):
         if text is not None:
             check_text(text)
+    if joined.response_topic is not None:
+        _encode_topic(joined.response_topic)
     data = given.get("correlation_data")
     joined.correlation_data = base.correlation_data if data is None else data
     form = given.get("payload_format")
