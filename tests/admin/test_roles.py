@@ -88,6 +88,7 @@ REST_ROUTES = {
     "GET /api/v1/messages/{message_id}": V,
     "GET /api/v1/queues/{name}/dlq": V,
     "GET /api/v1/queues/{name}/dlq/{message_id}": V,
+    "GET /api/v1/queues/{name}/dlq-errors": V,
     "DELETE /api/v1/queues/{name}/dlq/{message_id}": O,
     "POST /api/v1/queues/{name}/dlq/{message_id}/retry": O,
     "POST /api/v1/queues/{name}/dlq/retry": O,

@@ -35,10 +35,12 @@ __all__ = [
     "ClusterCell",
     "ClusterNode",
     "Consumer",
+    "DeadLetterErrors",
     "DeadLetterFilter",
     "Diagnosis",
     "Doc",
     "Duration",
+    "ErrorGroup",
     "Event",
     "Finding",
     "Group",
@@ -216,6 +218,32 @@ class DeadLetterFilter:
     since: float = 0.0  # dead at or after
     until: float = 0.0  # dead before
     contains: str = ""  # in the payload, as text
+    error: str = ""  # a group of errors: the normalized description
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Dead letters with one reason and the same error, except for numbers, ids and times."""
+
+    reason: Annotated[str, Doc("max_retries, timeout, rejected, expired or overflow")]
+    error: Annotated[
+        str,
+        Doc("The description with <n>, <id> and <time> for what varies", example="no width in <n>"),
+    ]
+    count: Annotated[int, Doc("Dead letters with it")]
+    first_at: Annotated[Time, Doc("When the first one died")]
+    last_at: Annotated[Time, Doc("When the last one died")]
+    groups: Annotated[list[str], Doc("Consumer groups that failed; empty: all groups")]
+    example: Annotated[str, Doc("Description of the last one")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterErrors:
+    """The dead letters of a queue, by error."""
+
+    errors: Annotated[list[ErrorGroup], Doc("The most frequent first; at most 1,000")]
+    examined: Annotated[int, Doc("Dead letters that were counted")]
+    complete: Annotated[bool, Doc("False: there are more than were counted, or more errors")]
 
 
 @dataclass(frozen=True, slots=True)

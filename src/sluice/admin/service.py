@@ -365,9 +365,20 @@ class AdminService:
         )
         return message_lookup.build_message_view(location, message, None, payload_bytes)
 
-    async def retry_dead_letter(self, name: str, message_id: str, to_all: bool = False) -> Redriven:
+    async def dead_letter_errors(
+        self, name: str, criteria: DeadLetterFilter | None = None, limit: int = 10_000
+    ) -> model.DeadLetterErrors:
+        """Return the dead letters of a queue grouped by error, the most frequent first."""
+        return await dead_letter_operations.group_by_error(
+            self._facade, name, criteria or DeadLetterFilter(), limit
+        )
+
+    async def retry_dead_letter(
+        self, name: str, message_id: str, to_all: bool = False, payload: bytes | None = None
+    ) -> Redriven:
+        """Redrive one dead letter; `payload` replaces that of the message."""
         return await dead_letter_operations.retry_dead_letter(
-            self._facade, name, message_id, to_all
+            self._facade, name, message_id, to_all, payload
         )
 
     async def retry_dead_letters(

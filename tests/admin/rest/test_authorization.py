@@ -22,6 +22,7 @@ READS = [
     "/queues/tasks/consumers",
     "/queues/tasks/messages",
     "/queues/tasks/dlq",
+    "/queues/tasks/dlq-errors",
     "/queues/tasks/diagnosis",
     "/verify",
     "/clients",

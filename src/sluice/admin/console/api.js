@@ -183,8 +183,9 @@ export const api = {
     request("DELETE", `/clients/${id(client)}${query({ end_session: endSession })}`),
   deadLetters: (name, filter) => request("GET", `${queue(name)}/dlq${query(filter)}`),
   deadLetter: (name, deadLetter) => request("GET", `${queue(name)}/dlq/${id(deadLetter)}`),
-  retryDeadLetter: (name, deadLetter, toAll) =>
-    request("POST", `${queue(name)}/dlq/${id(deadLetter)}/retry`, { to_all: toAll }),
+  deadLetterErrors: (name, filter) => request("GET", `${queue(name)}/dlq-errors${query(filter)}`),
+  retryDeadLetter: (name, deadLetter, options) =>
+    request("POST", `${queue(name)}/dlq/${id(deadLetter)}/retry`, options),
   deleteDeadLetter: (name, deadLetter) => request("DELETE", `${queue(name)}/dlq/${id(deadLetter)}`),
   retryDeadLetters: (name, filter) => request("POST", `${queue(name)}/dlq/retry`, filter),
   purgeDeadLetters: (name, filter) => request("POST", `${queue(name)}/dlq/purge`, filter),

@@ -46,6 +46,7 @@ QUEUE_METHODS: Final = (
     "publish",
     "dead_letters",
     "dead_letter",
+    "dead_letter_errors",
     "retry_dead_letter",
     "retry_dead_letters",
     "purge_dead_letters",

@@ -13,13 +13,25 @@ from typing import Final
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, strip_queue_prefix
 from sluice.admin.model import DeadLetterFilter, Redriven
+from sluice.admin.queries.dead_letter_errors import (
+    MAX_EXAMINED,
+    ErrorCounter,
+    normalize_error,
+)
 from sluice.admin.queries.message_lookup import (
     build_message_view,
     iterate_oldest_first,
     parse_location,
     read_in_batches,
 )
-from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
+from sluice.errors import (
+    InUse,
+    InvalidPayload,
+    InvalidQueueConfig,
+    MessageTooLarge,
+    UnknownMessage,
+    UnknownQueue,
+)
 from sluice.message import Message, decode_headers
 from sluice.queues.flow import same_reason
 from sluice.queues.log import PURGED
@@ -99,6 +111,10 @@ class DeadLetterScan:
             return False
         if criteria.group and criteria.group != headers.get("original-group", ""):
             return False
+        if criteria.error and criteria.error != normalize_error(
+            headers.get("dead-description", "")
+        ):
+            return False
         died_at = float(message.enqueued_at) / 1000.0
         if died_at < criteria.since or (criteria.until and died_at >= criteria.until):
             return False
@@ -171,18 +187,64 @@ async def list_dead_letters(
     return found
 
 
+async def group_by_error(
+    facade: BrokerFacade, name: str, criteria: DeadLetterFilter, limit: int
+) -> model.DeadLetterErrors:
+    """Count the dead letters that match by error; examine at most `limit` of them."""
+    if not 0 < limit <= MAX_EXAMINED:
+        raise InvalidQueueConfig(f"limit is {limit}", f"Give 1 to {MAX_EXAMINED}")
+    counter = ErrorCounter()
+    async for _, message in DeadLetterScan(facade, name, criteria).scan():
+        if counter.examined >= limit:
+            return counter.result(complete=False)
+        headers = dict(decode_headers(message.headers))
+        counter.add(headers, float(message.enqueued_at) / 1000.0)
+    return counter.result(complete=True)
+
+
 # ---- redrive
 
 
 async def retry_dead_letter(
-    facade: BrokerFacade, name: str, message_id: str, to_all: bool
+    facade: BrokerFacade, name: str, message_id: str, to_all: bool, payload: bytes | None = None
 ) -> Redriven:
+    """Redrive a dead letter, with another payload if one is given."""
     location, dead_letter = await find_dead_letter(facade, name, message_id)
     facade.begin_change()
-    if not facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all):
+    if payload is None:
+        is_done = facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all)
+    else:
+        is_done = _redrive_edited(facade, location, dead_letter, to_all, payload)
+    if not is_done:
         raise InUse(*_explain_refused_retry(facade, dead_letter, message_id))
     await facade.wait_committed()
     return Redriven(retried=1, skipped=0, left=0)
+
+
+def _redrive_edited(
+    facade: BrokerFacade,
+    location: MessageLocation,
+    dead_letter: Message,
+    to_all: bool,
+    payload: bytes,
+) -> bool:
+    """Redrive with another payload, in one frame; the checks are those of a publish."""
+    origin = dict(decode_headers(dead_letter.headers)).get("original-queue", "")
+    queue = facade.engine.queues.get(origin)
+    if queue is None:
+        return False
+    if len(payload) > queue.rules.max_message_size:
+        raise MessageTooLarge(queue.name, len(payload), int(queue.rules.max_message_size))
+    if queue.rules.schema:
+        fault = facade.queue_handler.schemas.get_validator(queue)(payload)
+        if fault:
+            raise InvalidPayload(queue.name, fault)
+    message = Message(payload, dead_letter.props, dead_letter.key)
+    return bool(
+        facade.engine.redrive.redrive_repaired(
+            location[0], location[1], dead_letter, queue, message, to_all
+        )
+    )
 
 
 def _explain_refused_retry(

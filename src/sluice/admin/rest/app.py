@@ -140,6 +140,7 @@ def make_app(
         cluster_routes,
     ):
         app.include_router(routes.router)
+    app.include_router(dead_letter_routes.errors_router)
     pages.install_pages(app)
     app.openapi = _corrected_openapi(app)  # type: ignore[method-assign]
     app.state.forwarder = None

@@ -1,10 +1,11 @@
 // One dead letter: its reason, payload and history, and the actions retry and delete.
 
+import { field } from "../actions.js";
 import { api } from "../api.js";
 import { ask, attempt, notice, openDialog } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import { messageFacts, propertyTables, eventsFromHeaders, timeline } from "../message_parts.js";
-import { payloadView } from "../payload.js";
+import { payloadBytes, payloadView } from "../payload.js";
 import { to } from "../router.js";
 import { facts, tag, time } from "../widgets.js";
 
@@ -24,8 +25,14 @@ export const originalId = (deadLetter) =>
 
 /** Retry a dead letter and report it; false when it was skipped. */
 export async function retryDeadLetter(name, deadLetter, toAll = false) {
+  const done = await attempt(() =>
+    api.retryDeadLetter(name, deadLetter.message_id, { to_all: toAll }),
+  );
+  return reportRetry(name, deadLetter, done, toAll);
+}
+
+function reportRetry(name, deadLetter, done, toAll) {
   const id = originalId(deadLetter);
-  const done = await attempt(() => api.retryDeadLetter(name, deadLetter.message_id, toAll));
   if (!done) return false;
   if (done.retried === 0) {
     notice(`${id} was not put back: a consumer holds it, or its original queue is gone.`, {
@@ -35,11 +42,45 @@ export async function retryDeadLetter(name, deadLetter, toAll = false) {
   }
   const group = headerOf(deadLetter, "original-group");
   const whom = toAll || !group ? "all groups" : `group ${group}`;
-  notice(`${id} is back in ${name} for ${whom}.`, {
-    href: to.message(name, id),
+  const queue = headerOf(deadLetter, "original-queue") || name;
+  notice(`${id} is back in ${queue} for ${whom}.`, {
+    href: to.message(queue, id),
     link: "Message details",
   });
   return true;
+}
+
+/** Text that a text area returns as it was: whole, and without line ends that it would change. */
+function editableText(deadLetter) {
+  const whole = payloadBytes(deadLetter).length === deadLetter.size;
+  const text = deadLetter.payload;
+  return whole && typeof text === "string" && !text.includes("\r") ? text : null;
+}
+
+async function editAndRetry(name, deadLetter) {
+  const id = originalId(deadLetter);
+  const group = headerOf(deadLetter, "original-group");
+  const payload = h("textarea", {
+    rows: 12,
+    spellcheck: "false",
+    autofocus: true,
+    class: "code",
+  });
+  payload.value = editableText(deadLetter);
+  const done = await ask({
+    title: `Edit and retry ${id}`,
+    text: h(
+      "p",
+      null,
+      `The message goes back to ${group ? `group ${group}` : "all groups"} with this payload. ` +
+        "Its dead letter is deleted in the same step. Key and properties stay.",
+    ),
+    button: "Retry with this payload",
+    fields: { element: field("Payload", payload), values: () => payload.value },
+    act: (text) =>
+      api.retryDeadLetter(name, deadLetter.message_id, { to_all: false, payload: text }),
+  });
+  return reportRetry(name, deadLetter, done, false);
 }
 
 async function deleteDeadLetter(name, deadLetter) {
@@ -65,8 +106,9 @@ async function deleteDeadLetter(name, deadLetter) {
 
 /** Show a dead letter in a drawer; resolves to true when it no longer exists afterwards. */
 export async function openDeadLetter(app, name, id) {
+  const address = location.hash;
   const deadLetter = await attempt(() => api.deadLetter(name, id));
-  if (!deadLetter) return false;
+  if (!deadLetter || location.hash !== address) return false;
   const history = h("div", null, timeline(eventsFromHeaders(deadLetter)));
   api.trace(name, originalId(deadLetter)).then(
     (trace) => trace.events?.length && replace(history, timeline(trace.events)),
@@ -79,20 +121,53 @@ export async function openDeadLetter(app, name, id) {
       document.querySelector(
         `[data-dead-letter="${CSS.escape(deadLetter.message_id)}"] button.link`,
       ),
-    body: (close) => bodyOf(app, name, deadLetter, history, close),
+    body: (close) =>
+      h(
+        "div",
+        { class: "dialog-body" },
+        deadLetterParts(app, name, deadLetter, () => close(true)),
+        h("h3", null, "History"),
+        history,
+        h(
+          "p",
+          null,
+          h(
+            "a",
+            { href: to.message(name, originalId(deadLetter)), onclick: () => close() },
+            "Message details",
+          ),
+        ),
+      ),
   });
   return Boolean(gone);
 }
 
-function bodyOf(app, name, deadLetter, history, close) {
+/** The error, the actions, and the message as it is stored in the dead-letter queue. */
+export function deadLetterParts(app, name, deadLetter, gone) {
   const why = headerOf(deadLetter, "dead-reason");
   const description = headerOf(deadLetter, "dead-description");
-  const endWith = (act) => async () => (await act()) && close(true);
-  return h(
-    "div",
-    { class: "dialog-body" },
+  const endWith = (act) => async () => (await act()) && gone();
+  const edit = app.button(
+    "Edit and retry",
+    "operator",
+    endWith(() => editAndRetry(name, deadLetter)),
+  );
+  if (editableText(deadLetter) === null) {
+    edit.disabled = true;
+    edit.title = "Not text: use sluice dlq retry with --payload-file";
+  }
+  return [
     h("p", { class: "verdict" }, tag(why || "unknown", "bad"), " ", MEANINGS[why] ?? ""),
     description ? h("blockquote", null, description) : null,
+    h(
+      "p",
+      { class: "soft" },
+      "It is in the dead-letter queue ",
+      h("a", { href: to.queue(deadLetter.queue) }, deadLetter.queue),
+      ", as ",
+      h("code", null, deadLetter.message_id),
+      ".",
+    ),
     h(
       "div",
       { class: "tools" },
@@ -102,6 +177,7 @@ function bodyOf(app, name, deadLetter, history, close) {
         endWith(() => retryDeadLetter(name, deadLetter)),
         "primary",
       ),
+      edit,
       app.button(
         "Retry for all groups",
         "operator",
@@ -123,17 +199,6 @@ function bodyOf(app, name, deadLetter, history, close) {
       "columns",
     ),
     payloadView(deadLetter),
-    h("h3", null, "History"),
-    history,
-    h(
-      "p",
-      null,
-      h(
-        "a",
-        { href: to.message(name, originalId(deadLetter)), onclick: () => close() },
-        "Message details",
-      ),
-    ),
     h(
       "details",
       null,
@@ -141,5 +206,5 @@ function bodyOf(app, name, deadLetter, history, close) {
       messageFacts(deadLetter),
       propertyTables(deadLetter),
     ),
-  );
+  ];
 }

@@ -69,6 +69,9 @@ export function deadLettersTab(page, route) {
     load();
   });
   const bulk = h("div", { class: "tools bulk" }, retryAll, purgeAll);
+  const errorsPlace = h("div", { class: "errors" });
+  const chosenError = h("div", { class: "tools", hidden: true });
+  let chosen = null; // { reason, error }: an error whose dead letters are listed
   let deadLetters = [];
   let alive = true;
   let groupsKey = "";
@@ -78,9 +81,14 @@ export function deadLettersTab(page, route) {
 
   /** The values of the form, without empty fields. */
   function filter() {
-    const chosen = { reason: reason.value, group: group.value, contains: contains.value };
-    if (since.value) chosen.since = new Date(Date.now() - Number(since.value) * 1000).toISOString();
-    return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value));
+    const given = {
+      reason: reason.value,
+      group: group.value,
+      contains: contains.value,
+      error: chosen?.error,
+    };
+    if (since.value) given.since = new Date(Date.now() - Number(since.value) * 1000).toISOString();
+    return Object.fromEntries(Object.entries(given).filter(([, value]) => value));
   }
 
   function filterInWords() {
@@ -89,10 +97,103 @@ export function deadLettersTab(page, route) {
     if (group.value) words.push(`group ${group.value}`);
     if (since.value) words.push(SPANS.find(([value]) => value === since.value)[1].toLowerCase());
     if (contains.value) words.push(`payload contains "${contains.value}"`);
+    if (chosen) words.push(`error "${chosen.error}"`);
     return words.length ? words.join(", ") : "all of them";
   }
 
+  function choose(error) {
+    chosen = error;
+    reason.value = error?.reason ?? "";
+    replace(
+      chosenError,
+      h("span", null, "Error: ", h("code", null, error?.error)),
+      h("button", { type: "button", onclick: () => choose(null) }, "Show all errors"),
+    );
+    chosenError.hidden = !error;
+    load();
+  }
+
+  /** The errors of all dead letters that the rest of the filter selects. */
+  async function loadErrors() {
+    const { error, ...where } = filter();
+    const found = await api.deadLetterErrors(name, where).catch(() => null);
+    if (!alive) return;
+    errorsPlace.hidden = Boolean(chosen) || !found?.errors.length;
+    if (!errorsPlace.hidden) replace(errorsPlace, errorTable(found));
+  }
+
+  function errorTable({ errors, examined, complete }) {
+    const act = (one, work) => () => {
+      const before = [chosen, reason.value];
+      [chosen, reason.value] = [one, one.reason];
+      return work().finally(() => {
+        [chosen, reason.value] = before;
+        load();
+      });
+    };
+    const named = (button, text) => {
+      button.setAttribute("aria-label", text);
+      return button;
+    };
+    return [
+      h("h2", null, "Errors"),
+      complete
+        ? null
+        : h("p", { class: "soft" }, `Counted over the oldest ${count(examined)} dead letters.`),
+      table(
+        `Errors of ${name}`,
+        [
+          { label: "Error" },
+          { label: "Reason" },
+          { label: "Count", number: true },
+          { label: "First" },
+          { label: "Last" },
+          { label: "Groups" },
+          { label: "Actions" },
+        ],
+        errors.map((one) =>
+          h(
+            "tr",
+            null,
+            h(
+              "th",
+              { scope: "row" },
+              h(
+                "button",
+                { type: "button", class: "link", title: one.example, onclick: () => choose(one) },
+                one.error,
+              ),
+            ),
+            h("td", null, tag(one.reason, "bad")),
+            h("td", { class: "num" }, count(one.count)),
+            h("td", null, time(one.first_at)),
+            h("td", null, time(one.last_at)),
+            h("td", null, one.groups.join(", ") || h("span", { class: "soft" }, "all")),
+            h(
+              "td",
+              null,
+              h(
+                "span",
+                { class: "row-actions" },
+                named(
+                  app.button("Retry", "operator", act(one, retryMatching)),
+                  `Retry all with error ${one.error}`,
+                ),
+                named(
+                  app.button("Delete", "operator", act(one, purgeMatching)),
+                  `Delete all with error ${one.error}`,
+                ),
+              ),
+            ),
+          ),
+        ),
+        { kind: "cards-on-phone" },
+      ),
+    ];
+  }
+
   async function load(after = "") {
+    if (!after) loadErrors();
     try {
       const found = listOf(
         await api.deadLetters(name, { ...filter(), after, limit: LIMIT, payload_bytes: 400 }),
@@ -162,6 +263,7 @@ export function deadLettersTab(page, route) {
           h("td", null, retryButton(deadLetter)),
         );
       }),
+      { kind: "cards-on-phone" },
     );
   }
 
@@ -266,6 +368,8 @@ export function deadLettersTab(page, route) {
       "section",
       { "aria-label": "Dead letters" },
       form,
+      chosenError,
+      errorsPlace,
       bulk,
       place,
       h("div", { class: "pager" }, more),
@@ -274,12 +378,12 @@ export function deadLettersTab(page, route) {
       const key = groups.map((one) => one.name).join("\n");
       if (key !== groupsKey) {
         groupsKey = key;
-        const chosen = group.value;
+        const before = group.value;
         replace(
           group,
           h("option", { value: "" }, "Any group"),
           groups.map((one) =>
-            h("option", { value: one.name, selected: one.name === chosen }, one.name),
+            h("option", { value: one.name, selected: one.name === before }, one.name),
           ),
         );
       }

@@ -7,29 +7,49 @@ import { messageFacts, propertyTables, timeline } from "../message_parts.js";
 import { payloadView } from "../payload.js";
 import { to } from "../router.js";
 import { advice, empty, failed, loading, pageHead, prose, stateTag, time } from "../widgets.js";
+import { deadLetterParts } from "./dead_letter.js";
 
 const EVERY = 2000;
 
 export function messageTracePage(app, route) {
   const { name, id } = route;
   const place = h("div", { class: "stack" }, loading("the trace"));
-  const parts = ["summary", "events", "states", "message"].map((key) => [
+  const parts = ["summary", "events", "states", "deadLetters", "message"].map((key) => [
     key,
     h("div", { class: "stack" }),
   ]);
-  const [summary, events, states, message] = parts.map(([, element]) => element);
+  const [summary, events, states, deadLetters, message] = parts.map(([, element]) => element);
   const draw = { summary: summaryOf, events: eventsOf, states: statesOf, message: messageOf };
+  draw.deadLetters = (trace) => deadLetterCards(app, name, trace.deadLetters, reload);
   const known = new Map();
   let alive = true;
   let timer = 0;
+
+  /** After an action: the part with its button is redrawn as well. */
+  function reload() {
+    document.activeElement?.blur();
+    return load();
+  }
 
   async function load() {
     clearTimeout(timer);
     try {
       const trace = await api.trace(name, id);
+      // Each group that gave the message up has a dead letter of its own.
+      trace.deadLetters = (
+        await Promise.all(
+          (trace.dead_letters ?? []).map((one) => api.deadLetter(name, one).catch(() => null)),
+        )
+      ).filter(Boolean);
       if (!alive) return;
       if (!known.size)
-        replace(place, summary, h("div", { class: "two-columns" }, events, states), message);
+        replace(
+          place,
+          summary,
+          deadLetters,
+          h("div", { class: "two-columns" }, events, states),
+          message,
+        );
       show(trace);
     } catch (fault) {
       if (!alive) return;
@@ -51,10 +71,10 @@ export function messageTracePage(app, route) {
    */
   function show(trace) {
     for (const [key, element] of parts) {
-      const content = JSON.stringify([trace[key], key === "summary" ? trace.dead_letters : null]);
+      const content = JSON.stringify([trace[key], key === "message" ? trace.dead_letters : null]);
       if (known.get(key) === content || element.contains(document.activeElement)) continue;
       known.set(key, content);
-      replace(element, draw[key](trace, name));
+      replace(element, draw[key](trace));
     }
   }
 
@@ -75,16 +95,19 @@ export function messageTracePage(app, route) {
   };
 }
 
-function summaryOf(trace, name) {
-  const deadLetters = trace.dead_letters ?? [];
-  const link = (deadLetter, nth) => [
-    nth ? ", " : null,
-    h("a", { href: to.deadLetter(name, deadLetter) }, h("code", null, deadLetter)),
-  ];
-  return [
-    h("p", { class: "summary" }, prose(trace.summary)),
-    deadLetters.length ? h("p", null, "Dead letters: ", deadLetters.map(link)) : null,
-  ];
+function summaryOf(trace) {
+  return [h("p", { class: "summary" }, prose(trace.summary))];
+}
+
+function deadLetterCards(app, name, deadLetters, load) {
+  return deadLetters.map((deadLetter) =>
+    h(
+      "section",
+      { class: "card stack", "aria-label": `Dead letter ${deadLetter.message_id}` },
+      h("h2", null, "Dead letter"),
+      deadLetterParts(app, name, deadLetter, load),
+    ),
+  );
 }
 
 function eventsOf(trace) {
@@ -110,11 +133,14 @@ function statesOf(trace) {
 function messageOf(trace) {
   const message = trace.message;
   if (!message)
-    return h(
-      "p",
-      { class: "soft" },
-      "The message itself is no longer stored: every group has settled it.",
-    );
+    return trace.deadLetters.length
+      ? null // it is shown above
+      : h(
+          "p",
+          { class: "soft" },
+          "The message is no longer stored: every group has settled it, and it is in no " +
+            "dead-letter queue.",
+        );
   return h(
     "section",
     { class: "card", "aria-label": "The message" },

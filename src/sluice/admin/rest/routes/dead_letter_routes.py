@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from sluice.access.identity import Role
 from sluice.admin import model
+from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
 from sluice.admin.rest.deps import (
     call_service,
     require_queues_enabled,
@@ -18,10 +19,21 @@ from sluice.admin.rest.deps import (
 from sluice.admin.rest.errors import error_responses
 from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import IntegerRange, MessageId, QueueName, Timestamp, UnicodeText
-from sluice.admin.rest.routes.message_routes import MAX_RESPONSE_PAYLOAD_BYTES, payload_bytes_each
+from sluice.admin.rest.routes.message_routes import (
+    BASE64_SCHEMA,
+    MAX_RESPONSE_PAYLOAD_BYTES,
+    Bytes,
+    payload_bytes_each,
+)
 
 router = APIRouter(
     prefix="/api/v1/queues/{name}/dlq",
+    dependencies=[Depends(require_queues_enabled)],
+    tags=["dead letters"],
+)
+# Not below `dlq/`: there, every name is the id of a dead letter.
+errors_router = APIRouter(
+    prefix="/api/v1/queues/{name}/dlq-errors",
     dependencies=[Depends(require_queues_enabled)],
     tags=["dead letters"],
 )
@@ -44,11 +56,20 @@ class Filter(BaseModel):
         default="", validate_default=True, description="Dead-lettered before this time"
     )
     contains: UnicodeText = Field(default="", description="Text in the payload")
+    error: UnicodeText = Field(
+        default="", description="An error as `GET .../dlq-errors` reports it, with its placeholders"
+    )
 
     def to_filter(self) -> model.DeadLetterFilter:
         return model.DeadLetterFilter(
-            self.reason, self.group, self.since, self.until, self.contains
+            self.reason, self.group, self.since, self.until, self.contains, self.error
         )
+
+
+class ErrorsQuery(Filter):
+    limit: Annotated[int, IntegerRange(1, MAX_EXAMINED)] = Field(
+        default=10_000, description="Count at most this many dead letters, the oldest first"
+    )
 
 
 class ListQuery(Filter):
@@ -62,11 +83,31 @@ class ListQuery(Filter):
 
 
 class RetryOne(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"not": {"required": ["payload", "payload_base64"]}},
+    )
 
     to_all: StrictBool = Field(
         default=False, description="To every group, not only to the one that failed"
     )
+    payload: UnicodeText = Field(
+        default="", description="Replaces the payload, as text; not given: unchanged"
+    )
+    payload_base64: Bytes = Field(
+        default=b"", description="The same as base64", json_schema_extra=BASE64_SCHEMA
+    )
+
+    @model_validator(mode="after")
+    def _one_payload(self) -> RetryOne:
+        if {"payload", "payload_base64"} <= self.model_fields_set:
+            raise ValueError("has both payload and payload_base64; give one")
+        return self
+
+    def edited_payload(self) -> bytes | None:
+        if "payload_base64" in self.model_fields_set:
+            return self.payload_base64
+        return self.payload.encode() if "payload" in self.model_fields_set else None
 
 
 class RetryMany(Filter):
@@ -125,10 +166,15 @@ async def delete_dead_letter(request: Request, name: QueueName, message_id: Mess
 async def retry_dead_letter(
     request: Request, name: QueueName, message_id: MessageId, options: RetryOne | None = None
 ) -> Response:
-    """Redrive one dead letter to its queue, for the group that failed it."""
-    to_all = options is not None and options.to_all
+    """Redrive one dead letter to its queue, for the group that failed it; an edited payload
+    replaces that of the message, in one step with the removal of the dead letter."""
+    chosen = options or RetryOne()
     return await respond(
-        request, model.Redriven, lambda service: service.retry_dead_letter(name, message_id, to_all)
+        request,
+        model.Redriven,
+        lambda service: service.retry_dead_letter(
+            name, message_id, chosen.to_all, chosen.edited_payload()
+        ),
     )
 
 
@@ -165,4 +211,18 @@ async def purge_dead_letters(
         purged=await call_service(
             request, lambda service: service.purge_dead_letters(name, criteria)
         )
+    )
+
+
+@errors_router.get(
+    "", response_model=json_type(model.DeadLetterErrors), responses=error_responses(404, 409)
+)
+async def list_errors(
+    request: Request, name: QueueName, query: Annotated[ErrorsQuery, Query()]
+) -> Response:
+    """The dead letters of a queue grouped by error: how many, since when, in which groups."""
+    return await respond(
+        request,
+        model.DeadLetterErrors,
+        lambda service: service.dead_letter_errors(name, query.to_filter(), query.limit),
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
 import typer
 
+from sluice.cli.commands.messages.edited_payload import read_edited_payload
 from sluice.cli.commands.messages.peek import Limit, show_message
 from sluice.cli.support import (
     BAD,
@@ -134,6 +136,14 @@ def retry(
     until: Until = "",
     contains: Contains = "",
     to_all: ToAll = False,
+    payload_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--payload-file",
+            metavar="FILE",
+            help="With ID: put it back with the content of this file as its payload.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -142,12 +152,15 @@ def retry(
     """
     wanted = _filter(reason, group, since, until, contains, cli.now)
     _check_selection(bool(message_id), every, bool(wanted), "retry")
+    edited = read_edited_payload(payload_file, bool(message_id))
     if message_id:
         found = _get_dead_letter(cli, queue, message_id)
         if dry_run:
             _show_preview(cli, "would_retry", [found], False)
             return
-        answer = cli.api.post(queue_path(queue, "dlq", message_id, "retry"), {"to_all": to_all})
+        answer = cli.api.post(
+            queue_path(queue, "dlq", message_id, "retry"), {"to_all": to_all, **edited}
+        )
         if not answer["retried"]:
             raise CommandError(
                 f"dead letter {message_id} was not put back:"
