@@ -318,7 +318,8 @@ class Engine:
         return self.state.effects.take()
 
     def _dispatch_scheduled(self) -> None:
-        self.dispatch.end_turn()
+        if self._schedule.has_work():
+            self.dispatch.end_turn()
         if self.exclusive.scheduled_subscribers:
             self.exclusive.dispatch_scheduled(self.state.now)
 
@@ -333,7 +334,7 @@ class Engine:
         """Acknowledge the frame's messages to publishers and deliver them to consumers."""
         self.publishing.on_frame_committed(frame)
         self.dispatch.on_frame_committed(frame)
-        self.exclusive.on_frame_committed(self.state.now)
+        self.exclusive.on_frame_committed(self.frame_builder.base_address(), self.state.now)
 
     def on_read_done(self, read: BodyRead, records: list[bytes | None]) -> None:
         self.dispatch.on_read_done(read, records)

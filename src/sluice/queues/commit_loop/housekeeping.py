@@ -68,8 +68,8 @@ class Housekeeping(CommitListener):
         if self._wants_seal:
             self._wants_seal = False
             self._wants_reclaim = self._commit_loop.seal_segment()
-        if self._open_snapshot is None and (self._wants_reclaim or self._store.is_snapshot_due()):
-            self._start_snapshot()
+        if self._wants_reclaim:
+            self.start_due_snapshot()
 
     def on_frame_committed(self, frame: Frame) -> None:
         if self._engine.segment_usage.has_emptied and self._reclaim_timer is None:
@@ -77,6 +77,11 @@ class Housekeeping(CommitListener):
                 RECLAIM_DELAY_SECONDS + self._snapshot_bytes // SNAPSHOT_BYTES_PER_DELAY_SECOND,
                 self._reclaim_space,
             )
+
+    def start_due_snapshot(self) -> None:
+        """Start a snapshot, unless one is being written."""
+        if self._open_snapshot is None:
+            self._start_snapshot()
 
     def on_tick(self) -> None:
         """Continue after the engine has run its timers."""

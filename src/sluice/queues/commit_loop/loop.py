@@ -239,6 +239,8 @@ class CommitLoop(Committer):
             self._commit(frame)
             for listener in self._listeners:
                 listener.on_frame_closed()
+            if self._store.is_snapshot_due():
+                self.housekeeping.start_due_snapshot()
         else:
             self._on_committed()
 

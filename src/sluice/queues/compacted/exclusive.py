@@ -319,9 +319,9 @@ class ExclusiveQueues(Owners):
         self._awaiting_sent_frame = self._awaiting_commit
         self._awaiting_commit = []
 
-    def on_frame_committed(self, now: float) -> None:
-        """Deliver the values of committed frames."""
-        self.durable_before = self.frame_builder.base_address()
+    def on_frame_committed(self, open_frame_address: i64, now: float) -> None:
+        """Deliver the values of committed frames: all before the open frame."""
+        self.durable_before = open_frame_address
         if self._awaiting_sent_frame:
             subscribers = self._awaiting_sent_frame
             self._awaiting_sent_frame = []

@@ -7,6 +7,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.queues.model import Cursor, HistoryEvent, Lease, history
+from sluice.queues.names import client_id_of
 
 MAX_RECENT: Final = 2048  # histories that are kept after an acknowledgement
 # Histories of released messages without a failure, per group and partition.
@@ -33,16 +34,7 @@ class RecentHistory:
             )
         record_delivery(lease)
         events.extend(lease.history or [])
-        events.append(
-            HistoryEvent(
-                now,
-                history.ACKED,
-                lease.cursor.group.name,
-                lease.holder_client_id(),
-                lease.attempt,
-                "",
-            )
-        )
+        events.append(_make_event(lease, now, history.ACKED, ""))
         key = _message_key(lease.cursor.group.queue.name, message_id)
         known = self._events_by_message.pop(key, None)
         if known is not None:
@@ -61,21 +53,18 @@ def _message_key(queue: str, message_id: str) -> str:
     return f"{queue} {message_id}"
 
 
+def _make_event(lease: Lease, at: float, kind: str, detail: str) -> HistoryEvent:
+    """Return an event of a lease's group, its last holder and its present attempt."""
+    group = lease.cursor.group.name
+    return HistoryEvent(at, kind, group, client_id_of(lease.holder), lease.attempt, detail)
+
+
 def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
     """Record start and end of a delivery that was not acknowledged; return the number of events."""
     count = record_delivery(lease)
     events = lease.history
     assert events is not None
-    events.append(
-        HistoryEvent(
-            now,
-            kind,
-            lease.cursor.group.name,
-            lease.holder_client_id(),
-            lease.attempt,
-            detail[: history.MAX_DETAIL_LENGTH],
-        )
-    )
+    events.append(_make_event(lease, now, kind, detail[: history.MAX_DETAIL_LENGTH]))
     del events[: -history.MAX_EVENTS]
     return count + 1
 
@@ -86,29 +75,10 @@ def record_delivery(lease: Lease) -> i64:
     if events is None:
         events = take_released(lease.cursor, lease.seq)
         lease.history = events
-    group = lease.cursor.group.name
-    events.append(
-        HistoryEvent(
-            lease.last_delivered_at,
-            history.DELIVERED,
-            group,
-            lease.holder_client_id(),
-            lease.attempt,
-            "",
-        )
-    )
+    events.append(_make_event(lease, lease.last_delivered_at, history.DELIVERED, ""))
     if lease.lease_started_at <= lease.last_delivered_at:
         return 1
-    events.append(
-        HistoryEvent(
-            lease.lease_started_at,
-            history.EXTENDED,
-            group,
-            lease.holder_client_id(),
-            lease.attempt,
-            "",
-        )
-    )
+    events.append(_make_event(lease, lease.lease_started_at, history.EXTENDED, ""))
     return 2
 
 

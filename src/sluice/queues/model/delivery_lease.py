@@ -88,15 +88,6 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
 }
 
 
-def render_transitions() -> str:
-    """Return the table of ARCHITECTURE.md: events with the states before and after them."""
-    rows = ["| event | from | to |", "|---|---|---|"]
-    for event, meaning in EVENT_MEANINGS.items():
-        before = [STATE_NAMES[state] for state, other in TRANSITIONS if other == event]
-        rows.append(f"| {meaning} | {', '.join(before)} | {STATE_NAMES[event & _STATE_MASK]} |")
-    return "\n".join(rows)
-
-
 class Lease:
     def __init__(self, cursor: Cursor, seq: i64, key_hash: i64) -> None:
         self.cursor: Cursor = cursor

@@ -87,7 +87,7 @@ class Group:
         self.redelivered: i64 = 0
         self.nacked: i64 = 0
         # Cursors with messages for which their consumer has no capacity; see
-        # `dispatch.share_blocked`.
+        # `dispatch._share_blocked`.
         self.blocked_cursors: list[Cursor] = []
         self.is_sharing_scheduled: bool = False  # shared at the end of the turn
         # No member had capacity at the last check, and none has reported any since.
