@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import pydantic
 import pytest
@@ -20,6 +22,12 @@ class Sound(msgspec.Struct):
     name: str
 
 
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
 @pytest.mark.parametrize(
     ("value", "payload", "content_type"),
     [
@@ -31,8 +39,12 @@ class Sound(msgspec.Struct):
         (7, b"7", "application/json"),
         (Image(name="cat"), b'{"name":"cat"}', "application/json"),
         (Sound("meow"), b'{"name":"meow"}', "application/json"),
+        (Point(1, 2), b'{"x":1,"y":2}', "application/json"),
     ],
-    ids=["bytes", "bytearray", "memoryview", "text", "json", "number", "pydantic", "msgspec"],
+    ids=[
+        *("bytes", "bytearray", "memoryview", "text", "json", "number", "pydantic", "msgspec"),
+        "dataclass",
+    ],
 )
 def test_value_is_encoded_as_payload(
     value: object, payload: bytes, content_type: str | None

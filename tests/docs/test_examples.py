@@ -134,3 +134,34 @@ def test_spark_pipeline(start_broker: StartBroker) -> None:
         "published 60, acked 60, dead 0, archived 60",
         "nothing is missing, nothing is double",
     ]
+
+
+def test_publisher(broker: Broker) -> None:
+    published, refused = run(broker, "publisher.py")
+    assert published == "published 7 orders"
+    assert "is full" in refused and "0x97" in refused
+
+
+def test_last_values(broker: Broker) -> None:
+    output = run(broker, "last_values.py")
+    assert output[:4] == [
+        "speed = 110, sequence 3",
+        "lights/left = on, sequence 4",
+        "window = (deleted), sequence 6",
+        "again, after a reconnect",
+    ]
+    assert [line.partition(",")[0] for line in output[4:]] == [
+        "speed = 110",
+        "lights/left = on",
+        "window = (deleted)",
+    ]
+
+
+def test_consumer_311(broker: Broker) -> None:
+    output = run(broker, "consumer_311.py")
+    assert sorted(output) == [
+        "locked.png, attempt 1: $nack",
+        "locked.png, attempt 2: done",
+        "nonsense, attempt 1: $reject",
+        "resize cat.png, attempt 1: done",
+    ]

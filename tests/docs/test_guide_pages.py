@@ -46,6 +46,7 @@ ALONE = {
 WALKED_PAGES = (
     *ALONE,
     "docs/concepts.md",
+    "docs/fastapi.md",
     "docs/migrating.md",
     "docs/operations.md",
     "docs/performance.md",

@@ -2,6 +2,7 @@
 
     bytes, str                     unchanged, UTF-8
     a pydantic or msgspec model    its own JSON
+    a dataclass                    JSON by pydantic, which reads it as well
     anything else                  JSON
 
 pydantic and msgspec are used only if the application uses their models, so neither is required.
@@ -9,6 +10,7 @@ pydantic and msgspec are used only if the application uses their models, so neit
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -41,6 +43,10 @@ def encode_payload(value: object) -> tuple[bytes, str | None]:
     if msgspec is not None and isinstance(value, msgspec.Struct):
         encoded: bytes = msgspec.json.encode(value)
         return encoded, JSON
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        import pydantic_core
+
+        return pydantic_core.to_json(value), JSON
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(), JSON
 
 

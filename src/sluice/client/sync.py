@@ -221,8 +221,13 @@ class Client(SyncWrapper[_Client]):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
+        return cls.wrap(_Client.from_url(url, **options))
+
+    @classmethod
+    def wrap(cls, client: _Client) -> Self:
+        """Return the blocking form of a client that is not connected yet."""
         made = cls()
-        made.inner = _Client.from_url(url, **options)
+        made.inner = client
         return made
 
     connect = wrap_coroutine(_Client.connect)

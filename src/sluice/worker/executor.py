@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from sluice.client import Client, Delivery, Reject, Retry, UnreadablePayload
@@ -17,7 +19,9 @@ from sluice.client.outcomes import describe
 from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, response_topic_of
 from sluice.worker.adaptive_prefetch import AdaptivePrefetch, CallLater
-from sluice.worker.task import Task
+from sluice.worker.job_context import CURRENT_JOB
+from sluice.worker.middleware import Middleware, MiddlewareChain
+from sluice.worker.task import AnyTask
 from sluice.worker.thread_pool import HandlerThreadPool
 
 log = logging.getLogger("sluice.worker")
@@ -29,11 +33,17 @@ class TaskExecutor:
     """The runners of one task. `call_later` is that of the loop or of a virtual clock."""
 
     def __init__(
-        self, client: Client, task: Task[..., Any], extend_seconds: float, call_later: CallLater
+        self,
+        client: Client,
+        task: AnyTask,
+        extend_seconds: float,
+        call_later: CallLater,
+        middlewares: Sequence[Middleware],
     ) -> None:
         options = task.options
         self.task = task
         self._client = client
+        self._middlewares = middlewares
         self.consumer: Consumer = client.consumer(
             options.queue,
             group=options.group,
@@ -152,16 +162,16 @@ class TaskExecutor:
     async def _handle(self, delivery: Delivery) -> None:
         task = self.task
         finished = task.options.deduplicate
+        context_token = CURRENT_JOB.set((delivery, task))
         try:
             if finished is not None and await finished.has(_job_key(delivery)):
                 log.info("%s skips %s: it is done already", task.name, delivery.id)
             else:
-                arguments = task.arguments(delivery)
-                if task.options.timeout is None:
-                    value = await self._call(arguments)
+                if self._middlewares:
+                    call = partial(self._call, delivery)
+                    value = await MiddlewareChain(self._middlewares, delivery, task, call)()
                 else:
-                    async with asyncio.timeout(task.options.timeout):
-                        value = await self._call(arguments)
+                    value = await self._call(delivery)
                 if finished is not None:
                     await finished.add(_job_key(delivery))
                 if value is not None and response_topic_of(delivery.properties) is not None:
@@ -180,11 +190,21 @@ class TaskExecutor:
             self.done_count += 1
             if not delivery.settled:  # the handler may have settled it itself
                 self.consumer.settler.ack_soon(delivery)
+        finally:
+            CURRENT_JOB.reset(context_token)
 
-    async def _call(self, arguments: tuple[Any, ...]) -> Any:
-        if self._thread_pool is None:
-            return await self.task.function(*arguments)
-        return await self._thread_pool.run(self.task.function, arguments)
+    async def _call(self, delivery: Delivery) -> Any:
+        """Decode the payload, call the handler and return its result."""
+        task = self.task
+        arguments = task.arguments(delivery)
+        if task.options.timeout is None:
+            if self._thread_pool is None:
+                return await task.function(*arguments)
+            return await self._thread_pool.run(task.function, arguments)
+        async with asyncio.timeout(task.options.timeout):
+            if self._thread_pool is None:
+                return await task.function(*arguments)
+            return await self._thread_pool.run(task.function, arguments)
 
     async def _on_failed(self, delivery: Delivery, error: BaseException) -> None:
         """Settle a failed job and log it, with the trace if the error is unexpected.

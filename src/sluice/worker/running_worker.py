@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from sluice.client import Client
 from sluice.worker.adaptive_prefetch import CallLater
 from sluice.worker.executor import TaskExecutor
-from sluice.worker.task import Task
+from sluice.worker.middleware import Hook, Middleware, run_hooks
+from sluice.worker.sending import JobSender
+from sluice.worker.task import AnyTask
 
 
 class Running:
@@ -19,17 +21,30 @@ class Running:
     def __init__(
         self,
         client: Client,
-        tasks: Sequence[Task[..., Any]],
+        tasks: Sequence[AnyTask],
         extend_seconds: float,
         call_later: CallLater,
+        startup: Sequence[Hook],
+        shutdown: Sequence[Hook],
+        middlewares: Sequence[Middleware],
+        sender: JobSender,
     ) -> None:
         self.client = client
-        self.executors = [TaskExecutor(client, task, extend_seconds, call_later) for task in tasks]
+        self.executors = [
+            TaskExecutor(client, task, extend_seconds, call_later, middlewares) for task in tasks
+        ]
+        self._startup = startup
+        self._shutdown = shutdown
+        self._sender = sender
+        self._is_started = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start all tasks, or none: if one is refused, stop the others."""
+        """Run the startup hooks and start all tasks, or none: if one fails, stop the others."""
+        self._sender.use(self.client)
         try:
+            await run_hooks(self._startup)
+            self._is_started = True
             for executor in self.executors:
                 self._tasks += await executor.start()
         except BaseException:
@@ -53,7 +68,12 @@ class Running:
             task.result()
 
     async def stop(self, grace_seconds: float) -> None:
+        """Stop all tasks, then run the shutdown hooks, once and only if the startup succeeded."""
         await asyncio.gather(*(executor.stop(grace_seconds) for executor in self.executors))
+        if self._is_started:
+            self._is_started = False
+            await run_hooks(self._shutdown)
+        self._sender.use(None)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,15 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import get_type_hints as read_type_hints
 
 from sluice.client import Delivery
 from sluice.client.payload_codecs import Decoder, decoder_for
+from sluice.client.queues.publisher import SendOptions
 from sluice.errors import ConfigError
 from sluice.worker.idempotency import DeduplicationStore
+from sluice.worker.retry_policy import RetryPolicy
+from sluice.worker.sending import JobSender
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = ParamSpec("S")  # the arguments of `send`: those of the function without the Delivery
+T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 8
 
@@ -34,14 +40,35 @@ class TaskOptions:
     timeout: float | None
     deduplicate: DeduplicationStore | None
     start: str | None
+    retry: RetryPolicy | None
 
 
-class Task(Generic[P, R]):
-    """The result of `@worker.task(...)`."""
+class TaskSender(Generic[S]):
+    """Publishes jobs with options: `resize.with_options(delay="5m").send(job)`."""
 
-    def __init__(self, function: Callable[P, R], options: TaskOptions) -> None:
+    def __init__(self, task: Task[..., Any, S], sender: JobSender, options: SendOptions) -> None:
+        self._task = task
+        self._sender = sender
+        self._options = options
+
+    async def send(self, *args: S.args, **kwargs: S.kwargs) -> str:
+        """Publish a job, wait until it is stored, and return its message id."""
+        payload = self._task.payload_of(args, kwargs)
+        return await self._sender.send(self._task.options.queue, payload, dict(self._options))
+
+    def send_sync(self, *args: S.args, **kwargs: S.kwargs) -> str:
+        """Do the same without an event loop, from any thread."""
+        payload = self._task.payload_of(args, kwargs)
+        return self._sender.send_sync(self._task.options.queue, payload, dict(self._options))
+
+
+class Task(Generic[P, R, S]):
+    """The result of `@worker.task(...)`: the function, and `send` to publish a job for it."""
+
+    def __init__(self, function: Callable[P, R], options: TaskOptions, sender: JobSender) -> None:
         self.function = function
         self.options = options
+        self._sender = sender
         self.name = getattr(function, "__name__", type(function).__name__)
         # The second check is for an object whose __call__ is a coroutine function.
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -50,10 +77,37 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.decode: Decoder | None = None
+        self.payload_name = ""  # of the parameter that gets the payload
         self.argument_kinds: tuple[str, ...] = self._read_signature()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
+
+    async def send(self, *args: S.args, **kwargs: S.kwargs) -> str:
+        """Publish a job for this task, wait until it is stored, and return its message id.
+
+        The argument is the payload, with the type that the function declares. The job goes over
+        the connection of the running worker, or over one that the first job opens.
+        """
+        return await self.with_options().send(*args, **kwargs)
+
+    def send_sync(self, *args: S.args, **kwargs: S.kwargs) -> str:
+        """Do the same without an event loop, from any thread."""
+        return self.with_options().send_sync(*args, **kwargs)
+
+    def with_options(self, **options: Unpack[SendOptions]) -> TaskSender[S]:
+        """Return a sender with options: `id`, `key`, `delay`, `priority`, `headers` and others."""
+        return TaskSender(self, self._sender, options)
+
+    def payload_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Return the payload of a job from the arguments of `send`."""
+        if not self.argument_kinds and not args and not kwargs:
+            return b""
+        values = [*args, *kwargs.values()]
+        if len(values) != 1 or (kwargs and self.payload_name not in kwargs):
+            name = self.payload_name or "payload"
+            raise TypeError(f"{self.name}.send takes one argument, {name}")
+        return values[0]
 
     def arguments(self, delivery: Delivery) -> tuple[Any, ...]:
         """Return the arguments for the function. Raise `UnreadablePayload` if decoding fails."""
@@ -68,7 +122,7 @@ class Task(Generic[P, R]):
     def _read_signature(self) -> tuple[str, ...]:
         function = self.function
         try:
-            hints = get_type_hints(function)
+            hints = read_type_hints(function)
         except TypeError:
             # A partial or another callable object has no annotations to read.
             hints = {}
@@ -88,6 +142,7 @@ class Task(Generic[P, R]):
                 kinds.append("delivery")
             else:
                 kinds.append("payload")
+                self.payload_name = one.name
                 self.decode = decoder_for(kind)
         if len(kinds) != len(set(kinds)):
             raise ConfigError(
@@ -95,3 +150,24 @@ class Task(Generic[P, R]):
                 "Give the others default values",
             )
         return tuple(kinds)
+
+
+AnyTask = Task[..., Any, ...]
+
+
+class TaskDecorator(Protocol):
+    """What `@worker.task(...)` returns: the types of a task follow from its function."""
+
+    @overload
+    def __call__(self, function: Callable[[Delivery], R], /) -> Task[[Delivery], R, [bytes]]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # of two deliveries
+        self, function: Callable[[T, Delivery], R], /
+    ) -> Task[[T, Delivery], R, [T]]: ...
+
+    @overload
+    def __call__(self, function: Callable[[Delivery, T], R], /) -> Task[[Delivery, T], R, [T]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, P]: ...

@@ -11,9 +11,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Any
 
-Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
+Job = tuple[Context, Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class HandlerThreadPool:
@@ -33,7 +34,7 @@ class HandlerThreadPool:
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._jobs.put((function, arguments, answer))
+        self._jobs.put((copy_context(), function, arguments, answer))
         return answer
 
     def stop(self) -> None:
@@ -43,9 +44,9 @@ class HandlerThreadPool:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            function, arguments, answer = job
+            context, function, arguments, answer = job
             try:
-                self._results.append((answer, function(*arguments), None))
+                self._results.append((answer, context.run(function, *arguments), None))
             except BaseException as error:  # the job's outcome: the thread must continue
                 self._results.append((answer, None, error))
             if not self._is_wakeup_pending:

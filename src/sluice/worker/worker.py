@@ -15,23 +15,38 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 import uvloop
 
 from sluice.backoff import Backoff
-from sluice.client import Client, ConnectFailed
+from sluice.client import Client, ConnectFailed, Delivery
 from sluice.errors import ConfigError
 from sluice.worker.adaptive_prefetch import CallLater
 from sluice.worker.idempotency import DeduplicationStore
+from sluice.worker.middleware import Hook, Middleware
+from sluice.worker.retry_policy import RetryPolicy
 from sluice.worker.running_worker import Running
-from sluice.worker.task import DEFAULT_CONCURRENCY, Task, TaskOptions
+from sluice.worker.sending import JobSender
+from sluice.worker.supervisor import stop_with_supervisor
+from sluice.worker.task import (
+    DEFAULT_CONCURRENCY,
+    AnyTask,
+    Task,
+    TaskDecorator,
+    TaskOptions,
+)
 
 log = logging.getLogger("sluice.worker")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Hook)
+M = TypeVar("M", bound=Middleware)
 
 DEFAULT_URL: Final = "mqtt://127.0.0.1:1883"
 # The broker keeps our leases during a short loss of the connection. After this time it releases the
@@ -63,60 +78,127 @@ class Worker:
         self.name = name
         self.grace_seconds = grace_seconds
         self.extend_seconds = extend_seconds
-        self.tasks: list[Task[..., Any]] = []
+        self.tasks: list[AnyTask] = []
+        self.startup: list[Hook] = []
+        self.shutdown: list[Hook] = []
+        self.middlewares: list[Middleware] = []
+        self._sender = JobSender(name, self.make_client)
         self._options = options
         self._stop: Callable[[], None] | None = None
 
+    @overload
+    def task(self, function: Callable[[Delivery], R], /) -> Task[[Delivery], R, [bytes]]: ...
+
+    @overload
+    def task(  # type: ignore[overload-overlap]  # of two deliveries
+        self, function: Callable[[T, Delivery], R], /
+    ) -> Task[[T, Delivery], R, [T]]: ...
+
+    @overload
+    def task(self, function: Callable[[Delivery, T], R], /) -> Task[[Delivery, T], R, [T]]: ...
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, P]: ...
+
+    @overload
     def task(
         self,
-        queue: str,
+        queue: str = "",
         *,
         group: str | None = None,
         concurrency: int = DEFAULT_CONCURRENCY,
         prefetch: int | None = None,
+        retry: RetryPolicy | int | None = None,
         reject: type[Exception] | Sequence[type[Exception]] = (),
         timeout: float | None = None,
         deduplicate: DeduplicationStore | None = None,
         start: str | None = None,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]:
+    ) -> TaskDecorator: ...
+
+    def task(
+        self,
+        queue: str | Callable[..., Any] = "",
+        *,
+        group: str | None = None,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        prefetch: int | None = None,
+        retry: RetryPolicy | int | None = None,
+        reject: type[Exception] | Sequence[type[Exception]] = (),
+        timeout: float | None = None,
+        deduplicate: DeduplicationStore | None = None,
+        start: str | None = None,
+    ) -> Any:
         """Return a decorator for the function that processes the jobs of `queue`.
 
-        A coroutine runs on the loop, any other function in `concurrency` threads. A return acks the
-        job, and replies if the job has a response topic. An exception nacks it with its text;
-        exceptions in `reject` and an unreadable payload make it a dead letter at once. The lease of
-        a long job is extended as long as it runs, up to `timeout` seconds. `deduplicate` skips
-        jobs that have succeeded before.
+        Without a queue (also as `@app.task`), the queue has the name of the function. A coroutine
+        runs on the loop, any other function in `concurrency` threads. A return acks the job, and
+        replies if the job has a response topic. An exception nacks it with its text; exceptions in
+        `reject` and an unreadable payload make it a dead letter at once. The lease of a long job is
+        extended as long as it runs, up to `timeout` seconds. `deduplicate` skips jobs that have
+        succeeded before. `retry`, a `RetryPolicy` or a number of retries, becomes the policy of the
+        queue when the worker starts.
 
         A worker takes as many jobs as it runs at once, so that no job is buffered here while
         another worker is idle, and some more while jobs are short. `prefetch` sets a fixed number.
         """
-        queue = queue.removeprefix("$queue/")
         if concurrency < 1 or (prefetch is not None and prefetch < 1):
             raise ConfigError(
                 f"concurrency is {concurrency} and prefetch {prefetch}", "Each is at least 1"
             )
-        if any(task.options.queue == queue for task in self.tasks):
-            raise ConfigError(
-                f"{queue} has a task already",
-                "Use one task per queue, and a second Worker for a second group",
-            )
-        task_options = TaskOptions(
-            queue=queue,
-            group=group or self.name,
-            concurrency=concurrency,
-            prefetch=prefetch,
-            reject=(reject,) if isinstance(reject, type) else tuple(reject),
-            timeout=timeout,
-            deduplicate=deduplicate,
-            start=start,
-        )
 
-        def register(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(function, task_options)
+        def register(function: Callable[..., Any]) -> AnyTask:
+            given = queue if isinstance(queue, str) else ""
+            name = given.removeprefix("$queue/") or getattr(function, "__name__", "")
+            if not name:
+                raise ConfigError(
+                    f"{function!r} has no name for its queue", 'Name the queue: @app.task("jobs")'
+                )
+            if retry is not None and ("+" in name or "#" in name):
+                raise ConfigError(
+                    f"{name!r} is a filter, and a retry policy belongs to one queue",
+                    "Leave retry out, and set the policy in a template of the server",
+                )
+            if any(task.options.queue == name for task in self.tasks):
+                raise ConfigError(
+                    f"{name} has a task already",
+                    "Use one task per queue, and a second Worker for a second group",
+                )
+            options = TaskOptions(
+                queue=name,
+                group=group or self.name,
+                concurrency=concurrency,
+                prefetch=prefetch,
+                reject=(reject,) if isinstance(reject, type) else tuple(reject),
+                timeout=timeout,
+                deduplicate=deduplicate,
+                start=start,
+                retry=RetryPolicy(max_retries=retry) if isinstance(retry, int) else retry,
+            )
+            task: AnyTask = Task(function, options, self._sender)
             self.tasks.append(task)
             return task
 
-        return register
+        return register if isinstance(queue, str) else register(queue)
+
+    def on_startup(self, function: F) -> F:
+        """Decorate a function that runs once connected, before the first job: open resources."""
+        self.startup.append(function)
+        return function
+
+    def on_shutdown(self, function: F) -> F:
+        """Decorate a function that runs after the last job, before the connection is closed."""
+        self.shutdown.append(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Decorate `async def around(delivery, task, call_next)`, which runs around each job.
+
+        `await call_next()` decodes the payload, calls the handler and returns its result. An
+        exception that it lets through, or raises, decides about the job as one of the handler does.
+        The first middleware is the outermost.
+        """
+        self.middlewares.append(function)
+        return function
 
     # Running
 
@@ -143,6 +225,7 @@ class Worker:
         if signals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
+            stop_with_supervisor(loop, stop)
         try:
             client = await _run_unless(stopping, self._connect())
             if client is None:
@@ -160,6 +243,7 @@ class Worker:
             finally:
                 await client.close(session_expiry=0)
                 await self._close_deduplication_stores()
+                await self._sender.close()
         finally:
             self._stop = None
             if signals:
@@ -173,9 +257,52 @@ class Worker:
                 "the worker has no tasks", "Decorate a function with @app.task(queue)"
             )
         later: CallLater = call_later or asyncio.get_running_loop().call_later
-        running = Running(client, self.tasks, self.extend_seconds, later)
+        for task in self.tasks:
+            if task.options.retry is not None:
+                await client.declare_queue(
+                    task.options.queue, retry_policy=task.options.retry.as_config()
+                )
+        running = Running(
+            client,
+            self.tasks,
+            self.extend_seconds,
+            later,
+            self.startup,
+            self.shutdown,
+            self.middlewares,
+            self._sender,
+        )
         await running.start()
         return running
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Work in the background of a larger program, such as a web server.
+
+        An error that ends the worker is raised at the end of the block.
+        """
+        work = asyncio.create_task(self.serve(), name=f"sluice-{self.name}")
+        try:
+            await asyncio.sleep(0)  # `stop` works from here on
+            yield
+        finally:
+            self.stop()
+            await work
+
+    async def close(self) -> None:
+        """Close the connection that `send` has opened, if the worker does not run here."""
+        await self._sender.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     def make_client(self, **more: Any) -> Client:
         """Return a client with the options of this worker."""
