@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from sluice.admin.service import AdminService
 from sluice.broker.limits import Limits
 from sluice.queues.effects import Alert
@@ -116,6 +118,16 @@ class AdminHarness(QueueHarness):
         """Stop cleanly and start again."""
         now = self.loop.now
         self.close()
+        self._start(now)
+
+    def kill(self) -> None:
+        """End as by SIGKILL, and start again on what the store has."""
+        if self._memory is None:
+            pytest.skip("the embedded store is killed with its process: tests/adversity")
+        now = self.loop.now
+        self._memory = self._memory.crash(
+            self._memory.count_unsynced() - self._memory.count_pending()
+        )
         self._start(now)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from sluice.errors import (
 )
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness, delivery_properties, join, put, settle, take
+from tests.broker.kit import Client
 
 
 async def test_queue_is_created_listed_updated_and_deleted(harness: AdminHarness) -> None:
@@ -606,3 +607,76 @@ async def test_name_that_no_packet_can_carry_is_refused(harness: AdminHarness, n
     assert await harness.call(harness.admin.groups("tasks")) == []
     with pytest.raises(InvalidQueueName, match="can carry"):
         await harness.call(harness.admin.publish(name, OutgoingMessage(b"x")))
+
+
+async def counters(harness: AdminHarness) -> dict[str, int]:
+    (found,) = [
+        one
+        for one in (await harness.call(harness.admin.collect_metrics())).queues
+        if one.name == "tasks"
+    ]
+    return {
+        "enqueued": found.enqueued,
+        "dequeued": found.dequeued,
+        "acked": found.acked,
+        "nacked": found.nacked,
+        "redelivered": found.redelivered,
+        "retried": found.retried,
+        "dead": sum(found.dead.values()),
+    }
+
+
+async def make_work(harness: AdminHarness) -> Client:
+    """Ack, nack, release, reject and kill messages, and leave one in flight."""
+    worker = harness.worker("w-1")
+    for verb in ("ack", "nack", "release", "reject"):
+        harness.publish(verb.encode())
+        (message,) = take(worker)
+        settle(worker, verb, message)
+        for again in take(worker):  # released
+            settle(worker, "ack", again)
+    for _ in range(3):  # the one that was nacked dies
+        harness.advance(10)
+        for message in take(worker):
+            settle(worker, "nack", message)
+    harness.publish(b"held")
+    take(worker)
+    return worker
+
+
+SOME_RETRIES: dict[str, object] = {"retry_policy": {"max_retries": 2, "initial_backoff": "1s"}}
+
+
+@pytest.mark.parametrize("restart", ["restart", "restart twice", "kill"])
+async def test_all_counters_survive_a_restart_together(
+    make_harness: MakeHarness, restart: str
+) -> None:
+    harness = make_harness(("tasks", SOME_RETRIES))
+    await make_work(harness)
+    before = await counters(harness)
+    assert before == {
+        "enqueued": 5,
+        "dequeued": 8,
+        "acked": 2,
+        "nacked": 3,
+        "redelivered": 2,
+        "retried": 2,
+        "dead": 2,
+    }
+    harness.kill() if restart == "kill" else harness.restart()
+    if restart == "restart twice":
+        harness.restart()
+    # The delivery that was in flight did not end: it is counted when it is made again.
+    assert await counters(harness) == {**before, "dequeued": 7}
+
+
+async def test_counters_of_a_deleted_group_stay_in_the_sums(make_harness: MakeHarness) -> None:
+    harness = make_harness(("tasks", SOME_RETRIES))
+    worker = await make_work(harness)
+    before = await counters(harness)
+    worker.disconnect()
+    await harness.call(harness.admin.delete_group("tasks", "w"))
+    harness.restart()
+    after = await counters(harness)
+    assert after["acked"] == before["acked"]
+    assert after["dequeued"] >= before["dequeued"] - 1

@@ -13,7 +13,7 @@ from itertools import islice
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, strip_queue_prefix
 from sluice.admin.bulk.bulk_service import BulkService
-from sluice.admin.metrics.metrics_snapshot import DeliveryTotals, MetricsSnapshot, take_snapshot
+from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
 from sluice.admin.model import (
     DeadLetterFilter,
     Diagnosis,
@@ -107,9 +107,9 @@ class AdminService:
         """Record that an operator knows of the loss of this cell; it is no longer reported."""
         return await self._store_status.confirm_loss(cell)
 
-    async def collect_metrics(self, totals: DeliveryTotals) -> MetricsSnapshot:
+    async def collect_metrics(self) -> MetricsSnapshot:
         """Return a copy of all counters."""
-        return await take_snapshot(self._facade, totals)
+        return await take_snapshot(self._facade)
 
     # ---- queues
 

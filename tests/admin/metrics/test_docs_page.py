@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from sluice.admin.metrics.exposition import CLUSTER_METRICS
 from sluice.client import Client
@@ -55,14 +58,40 @@ async def test_tables_list_every_metric_with_type_and_labels(page: Page) -> None
         assert name in page.kinds
 
 
+RULES = Path(__file__).parents[3] / "grafana/sluice-rules.yml"
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 async def test_alert_rules_use_existing_metrics(page: Page) -> None:
-    [rules] = [text for info, text in BLOCKS if info == "yaml" and "alert:" in text]
-    expressions = re.findall(r"expr: (.*)", rules)
-    assert len(expressions) == rules.count("alert:")
-    for expression in expressions:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        expression = rule["expr"]
         names = re.findall(r"\b((?:mqtt|sluice)_\w+)", expression)
-        assert names or expression.startswith("up{")
+        assert names or expression.startswith("up{") or set(re.findall(r"sluice:\S+", expression))
         assert all(name in page.kinds for name in names), expression
+        assert set(re.findall(r"\bsluice:[\w:]+", expression)) <= recorded, expression
+
+
+def test_every_alert_says_what_happened_and_what_to_do() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert re.findall(r"^\| `(Sluice\w+)` \|", TEXT, re.MULTILINE) == [
+        alert["alert"] for alert in alerts
+    ]
+    for alert in alerts:
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert set(alert["annotations"]) == {"summary", "action"}
+    for rule in rules():
+        assert rule.get("record") is None or f"`{rule['record']}`" in TEXT
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_prometheus_accepts_the_rules() -> None:
+    checked = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True)
+    assert checked.returncode == 0, checked.stderr.decode()
 
 
 async def test_tracing_example_carries_a_trace_from_producer_to_consumer() -> None:

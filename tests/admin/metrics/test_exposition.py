@@ -36,6 +36,11 @@ PROMISED = {
     "mqtt_queue_process_latency_seconds_bucket": ("histogram", {"queue", "le"}),
     "mqtt_queue_process_latency_seconds_count": ("histogram", {"queue"}),
     "mqtt_queue_process_latency_seconds_sum": ("histogram", {"queue"}),
+    "mqtt_queue_delivery_latency_quantile_seconds": ("gauge", {"queue", "quantile"}),
+    "mqtt_queue_process_latency_quantile_seconds": ("gauge", {"queue", "quantile"}),
+    "mqtt_queue_workers_wanted": ("gauge", {"queue", "group"}),
+    "sluice_messages": ("gauge", set()),
+    "sluice_dead_letters": ("gauge", set()),
 }
 
 
@@ -107,26 +112,28 @@ async def test_metrics_match_what_happened() -> None:
         "mqtt_queue_delivery_latency_seconds_count": 3,
         "mqtt_queue_process_latency_seconds_count": 1,
     }
-    assert {name: page.value(name, queue="jobs") for name in jobs} == jobs
-    assert page.value("mqtt_queue_dlq_total", queue="jobs", reason="max_retries") == 1
+    assert {name: page.value(name, queue="$queue/jobs") for name in jobs} == jobs
+    assert page.value("mqtt_queue_dlq_total", queue="$queue/jobs", reason="max_retries") == 1
     # so that its rate has a start
-    assert page.value("mqtt_queue_dlq_total", queue="jobs", reason="expired") == 0
-    assert page.value("mqtt_queue_depth", queue="dlq/jobs") == 1
-    assert page.value("mqtt_queue_active_consumers", queue="jobs", group="team") == 1
-    assert page.value("mqtt_queue_lag", queue="jobs", group="team") == 1
+    assert page.value("mqtt_queue_dlq_total", queue="$queue/jobs", reason="expired") == 0
+    assert page.value("mqtt_queue_depth", queue="$queue/dlq/jobs") == 1
+    assert page.value("mqtt_queue_active_consumers", queue="$queue/jobs", group="team") == 1
+    assert page.value("mqtt_queue_lag", queue="$queue/jobs", group="team") == 1
     states = {
-        state: page.value("mqtt_queue_group_messages", queue="jobs", group="team", state=state)
+        state: page.value(
+            "mqtt_queue_group_messages", queue="$queue/jobs", group="team", state=state
+        )
         for state in ("waiting", "delivered", "retrying")
     }
     assert states == {"waiting": 0, "delivered": 1, "retrying": 0}
     settled = {
         outcome: page.value(
-            "mqtt_queue_group_settled_total", queue="jobs", group="team", outcome=outcome
+            "mqtt_queue_group_settled_total", queue="$queue/jobs", group="team", outcome=outcome
         )
         for outcome in ("acked", "dead", "expired", "purged")
     }
     assert settled == {"acked": 1, "dead": 1, "expired": 0, "purged": 0}
-    assert page.value("mqtt_queue_group_enqueued_total", queue="jobs", group="team") == sum(
+    assert page.value("mqtt_queue_group_enqueued_total", queue="$queue/jobs", group="team") == sum(
         [*states.values(), *settled.values()]
     )
     assert page.value("mqtt_broker_connections") == 1
@@ -172,33 +179,35 @@ async def test_histograms_add_up() -> None:
             (float(sample.labels["le"]), sample.value)
             for family in page.families
             for sample in family.samples
-            if sample.name == f"{name}_bucket" and sample.labels["queue"] == "jobs"
+            if sample.name == f"{name}_bucket" and sample.labels["queue"] == "$queue/jobs"
         ]
         assert [bound for bound, _ in buckets] == [*LATENCY_BOUNDS, math.inf]
         counts = [count for _, count in buckets]
         assert counts == sorted(counts)
-        assert counts[-1] == page.value(f"{name}_count", queue="jobs")
-        assert page.value(f"{name}_sum", queue="jobs") >= 0.0
+        assert counts[-1] == page.value(f"{name}_count", queue="$queue/jobs")
+        assert page.value(f"{name}_sum", queue="$queue/jobs") >= 0.0
 
 
 async def test_unused_queue_has_zero_counters_and_no_histogram() -> None:
     async with live_broker() as harness:
         await harness.service.create_queue({"name": "new"})
         page = await scrape(harness)
-    assert page.value("mqtt_queue_enqueue_total", queue="new") == 0
-    assert page.value("mqtt_queue_dlq_total", queue="new", reason="rejected") == 0
-    assert not page.has("mqtt_queue_process_latency_seconds_count", queue="new")
+    assert page.value("mqtt_queue_enqueue_total", queue="$queue/new") == 0
+    assert page.value("mqtt_queue_dlq_total", queue="$queue/new", reason="rejected") == 0
+    assert not page.has("mqtt_queue_process_latency_seconds_count", queue="$queue/new")
 
 
 async def test_age_of_the_oldest_message_is_exposed() -> None:
     async with live_broker() as harness, harness.client("worker-1") as client:
         await Worker(client, "jobs").join(consumer_group="team")
         page = await scrape(harness)
-        assert page.value("mqtt_queue_oldest_seconds", queue="jobs", group="team") == 0
+        assert page.value("mqtt_queue_oldest_seconds", queue="$queue/jobs", group="team") == 0
         await publish(client, "jobs")
         await asyncio.sleep(0.05)
         page = await scrape(harness)
-        assert 0.04 <= page.value("mqtt_queue_oldest_seconds", queue="jobs", group="team") < 60
+        assert (
+            0.04 <= page.value("mqtt_queue_oldest_seconds", queue="$queue/jobs", group="team") < 60
+        )
 
 
 NAMES = ['say "hello"', "back\\slash", "grün/水", "a,b={c}"]
@@ -210,12 +219,58 @@ async def test_queue_and_group_names_are_exposed_unchanged(name: str) -> None:
         await harness.service.create_queue({"name": name})
         harness.engine.get_or_create_group(harness.engine.queues[name], name.replace("/", "-"))
         page = await scrape(harness)
-    assert page.value("mqtt_queue_depth", queue=name) == 0
-    assert page.value("mqtt_queue_lag", queue=name, group=name.replace("/", "-")) == 0
+    assert page.value("mqtt_queue_depth", queue=f"$queue/{name}") == 0
+    assert page.value("mqtt_queue_lag", queue=f"$queue/{name}", group=name.replace("/", "-")) == 0
 
 
 def test_label_values_are_escaped() -> None:
     assert escape_label('a"b\\c\nd') == 'a\\"b\\\\c\\nd'
+
+
+async def test_quantiles_lie_in_the_bucket_of_their_rank() -> None:
+    async with live_broker() as harness:
+        await harness.service.create_queue({"name": "jobs"})
+        latency = harness.engine.queues["jobs"].delivery_latency
+        for nth in range(100):
+            latency.add(0.003 if nth < 98 else 2.0)
+        page = await scrape(harness)
+    name = "mqtt_queue_delivery_latency_quantile_seconds"
+    assert 0.0025 < page.value(name, queue="$queue/jobs", quantile="0.5") <= 0.005
+    assert 1.0 < page.value(name, queue="$queue/jobs", quantile="0.99") <= 2.5
+
+
+async def test_delayed_messages_have_a_state_of_their_own_and_no_age() -> None:
+    async with live_broker() as harness, harness.client("maker-1") as client:
+        await harness.service.create_queue({"name": "jobs"})
+        await harness.service.create_group("jobs", "team")
+        for nth in range(3):
+            await publish(client, "jobs", b"%d" % nth, delay="2h")
+        page = await scrape(harness)
+        labels = {"queue": "$queue/jobs", "group": "team"}
+        states = {
+            state: page.value("mqtt_queue_group_messages", state=state, **labels)
+            for state in ("waiting", "delayed")
+        }
+        assert states == {"waiting": 0, "delayed": 3}
+        assert page.value("mqtt_queue_oldest_seconds", **labels) == 0
+        assert page.value("mqtt_queue_workers_wanted", **labels) == 0
+        await publish(client, "jobs", b"now")
+        page = await scrape(harness)
+        assert page.value("mqtt_queue_workers_wanted", **labels) == 1
+
+
+async def test_queue_without_a_group_has_a_lag_and_no_consumer() -> None:
+    async with live_broker() as harness, harness.client("maker-1") as client:
+        await publish(client, "jobs", b"x")
+        page = await scrape(harness)
+    assert page.value("mqtt_queue_lag", queue="$queue/jobs", group="") == 1
+    assert page.value("mqtt_queue_active_consumers", queue="$queue/jobs", group="") == 0
+
+
+async def test_all_messages_and_all_dead_letters_are_counted() -> None:
+    async with live_broker(QUICK) as harness:
+        page = await work(harness)
+    assert (page.value("sluice_messages"), page.value("sluice_dead_letters")) == (1, 1)
 
 
 async def test_counters_never_decrease_when_a_group_is_deleted() -> None:
@@ -230,15 +285,15 @@ async def test_counters_never_decrease_when_a_group_is_deleted() -> None:
     for key, value in groupless.items():
         assert after._values[key] >= value, key
         assert again._values[key] >= after._values[key], key
-    assert after.value("mqtt_queue_dequeue_total", queue="jobs") == 4
-    assert not after.has("mqtt_queue_lag", queue="jobs", group="team")
+    assert after.value("mqtt_queue_dequeue_total", queue="$queue/jobs") == 4
+    assert not after.has("mqtt_queue_lag", queue="$queue/jobs", group="team")
 
 
 async def test_deleted_queue_disappears_from_the_page() -> None:
     async with live_broker(QUICK) as harness:
         await work(harness)
         await harness.service.delete_queue("jobs")
-        assert 'queue="jobs"' not in (await scrape(harness)).text
+        assert 'queue="$queue/jobs"' not in (await scrape(harness)).text
 
 
 async def test_many_queues_are_copied_in_slices_so_that_the_loop_stays_free(
@@ -278,5 +333,5 @@ async def test_queue_deleted_during_the_copy_is_left_out(
         await asyncio.sleep(0)
         harness.queue_handler.delete_queue(harness.engine.queues["q/9"])
         page = await scraping
-    assert page.has("mqtt_queue_depth", queue="q/0")
+    assert page.has("mqtt_queue_depth", queue="$queue/q/0")
     assert not page.has("mqtt_queue_depth", queue="q/9")

@@ -13,14 +13,13 @@ from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from typing import Any, Final, get_type_hints
-from weakref import WeakKeyDictionary
 
 from sluice import __version__
 from sluice.admin import model
 from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.bulk.bulk_service import BulkService
 from sluice.admin.bulk.bulk_views import Batch, CommitResult, DeadLetterRepair, QueueTarget
-from sluice.admin.metrics.metrics_snapshot import DeliveryTotals, MetricsSnapshot
+from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot
 from sluice.admin.model import QueueDetail
 from sluice.admin.service import AdminService
 from sluice.cluster.directory import Directory
@@ -82,7 +81,6 @@ class ClusterAdminService(AdminService):
         self._directory = directory
         self._services = services
         self._started_at = time.time()
-        self._totals: WeakKeyDictionary[AdminService, DeliveryTotals] = WeakKeyDictionary()
         self._store_name = store_name
         self._build = build
         self._node = name
@@ -209,10 +207,10 @@ class ClusterAdminService(AdminService):
     async def verify(self) -> list[str]:
         return [fault for one in list(self._services().values()) for fault in await one.verify()]
 
-    async def collect_metrics(self, totals: DeliveryTotals) -> MetricsSnapshot:
+    async def collect_metrics(self) -> MetricsSnapshot:
         combined: MetricsSnapshot | None = None
         for service in list(self._services().values()):
-            part = await service.collect_metrics(self._totals.setdefault(service, DeliveryTotals()))
+            part = await service.collect_metrics()
             if combined is None:
                 combined = part
                 continue

@@ -6,7 +6,7 @@ ten thousand queues and would hold the interpreter's lock meanwhile. That librar
 metrics of the process, and its parser checks ours in the tests.
 
 A queue's histograms appear with its first delivery and its first ack. Metric names are stable:
-dashboards use them.
+dashboards use them. The label `queue` is the topic of the queue, `$queue/<name>`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from prometheus_client import (
     CollectorRegistry,
@@ -27,7 +26,6 @@ from prometheus_client import (
 from sluice.admin import model
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.metrics.metrics_snapshot import (
-    DeliveryTotals,
     GroupMetrics,
     MetricsSnapshot,
     QueueMetrics,
@@ -150,7 +148,7 @@ BROKER_METRICS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
 )
 
-QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], int]], ...]] = (
+QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], float]], ...]] = (
     (
         "mqtt_queue_depth",
         "gauge",
@@ -162,6 +160,12 @@ QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], int]], 
         "gauge",
         "Depth at which the queue is full.",
         lambda one: one.max_depth,
+    ),
+    (
+        "mqtt_queue_delivery_timeout_seconds",
+        "gauge",
+        "Time to settle a delivery.",
+        lambda one: one.delivery_timeout,
     ),
     (
         "mqtt_queue_bytes",
@@ -213,6 +217,12 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], 
     ("mqtt_queue_active_consumers", "gauge", "Members of a group.", lambda one: one.consumers),
     ("mqtt_queue_lag", "gauge", "Messages that a group has not settled yet.", lambda one: one.lag),
     (
+        "mqtt_queue_workers_wanted",
+        "gauge",
+        "Consumers that could hold all messages of a group that can be delivered now.",
+        lambda one: one.workers_wanted,
+    ),
+    (
         "mqtt_queue_group_enqueued_total",
         "counter",
         "Messages that a group had to settle.",
@@ -232,6 +242,7 @@ CLUSTER_METRICS: Final = (
 
 GROUP_STATES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
     ("waiting", lambda one: one.waiting),
+    ("delayed", lambda one: one.delayed),
     ("delivered", lambda one: one.delivered),
     ("retrying", lambda one: one.retrying),
 )
@@ -242,10 +253,8 @@ GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
     ("purged", lambda one: one.purged),
 )
 
+QUANTILES: Final = (0.5, 0.9, 0.99)
 _BUCKET_LABELS: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
-
-# One for each broker that is scraped.
-_TOTALS: Final[WeakKeyDictionary[LoopBridge, DeliveryTotals]] = WeakKeyDictionary()
 
 _PROCESS_REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=_PROCESS_REGISTRY)
@@ -254,8 +263,7 @@ PlatformCollector(registry=_PROCESS_REGISTRY)
 
 async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> bytes:
     """Render the whole page."""
-    totals = _TOTALS.setdefault(bridge, DeliveryTotals())
-    node, snapshot = await bridge.call(lambda service: _collect(service, totals))
+    node, snapshot = await bridge.call(_collect)
     store = await bridge.call(lambda service: service.recent_store())
     lines: list[str] = []
     written: list[bytes] = []
@@ -270,10 +278,8 @@ async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> b
     return b"".join(written)
 
 
-async def _collect(
-    service: AdminService, totals: DeliveryTotals
-) -> tuple[model.Node, MetricsSnapshot]:
-    return await service.node(), await service.collect_metrics(totals)
+async def _collect(service: AdminService) -> tuple[model.Node, MetricsSnapshot]:
+    return await service.node(), await service.collect_metrics()
 
 
 def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
@@ -282,7 +288,7 @@ def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
     for name, kind, help_text, key in BROKER_METRICS:
         yield _metric_header(name, kind, help_text)
         yield f"{name} {snapshot.broker[key]}\n"
-    queues = [(f'{{queue="{escape_label(queue.name)}"', queue) for queue in snapshot.queues]
+    queues = [(_queue_label(queue.name), queue) for queue in snapshot.queues]
     for name, kind, help_text, value_of in QUEUE_METRICS:
         yield _metric_header(name, kind, help_text)
         for label, queue in queues:
@@ -300,6 +306,14 @@ def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
     yield _metric_header(name, "histogram", "From a delivery to its ack.")
     for label, queue in queues:
         yield from _histogram(name, label, queue.process_counts, queue.process_seconds)
+    name = "mqtt_queue_delivery_latency_quantile_seconds"
+    yield _metric_header(name, "gauge", "Quantiles of the delivery latency since the start.")
+    for label, queue in queues:
+        yield from _quantile_lines(name, label, queue.delivery_counts)
+    name = "mqtt_queue_process_latency_quantile_seconds"
+    yield _metric_header(name, "gauge", "Quantiles of the process latency since the start.")
+    for label, queue in queues:
+        yield from _quantile_lines(name, label, queue.process_counts)
 
 
 def _info_lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
@@ -318,6 +332,16 @@ def _info_lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
     for name, help_text, value in (
         ("sluice_uptime_seconds", "Time since the broker started.", snapshot.uptime),
         ("sluice_queues", "Queues, including dead-letter queues.", len(snapshot.queues)),
+        (
+            "sluice_messages",
+            "Messages of all queues that some group has not settled, without dead letters.",
+            sum(one.depth for one in snapshot.queues if not one.is_dead_letter_queue),
+        ),
+        (
+            "sluice_dead_letters",
+            "Messages in all dead-letter queues.",
+            sum(one.depth for one in snapshot.queues if one.is_dead_letter_queue),
+        ),
         (
             "sluice_store_segments",
             "Segments of the log in the store.",
@@ -401,7 +425,7 @@ def _store_lines(store: model.Store) -> Iterator[str]:
     yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
     if not store.queues:
         return
-    labelled = [(f'{{queue="{escape_label(queue.name)}"', queue) for queue in store.queues]
+    labelled = [(_queue_label(queue.name), queue) for queue in store.queues]
     yield _metric_header("sluice_redis_stream_length", "gauge", "Entries of a queue's streams.")
     for label, queue in labelled:
         yield f"sluice_redis_stream_length{label}}} {queue.length}\n"
@@ -432,15 +456,26 @@ def _group_lines(queues: list[tuple[str, QueueMetrics]], now: float) -> Iterator
         for label, queue in queues
         for group in queue.groups
     ]
+    # The empty group has the messages of queues without groups, which have no consumer.
+    unclaimed = {
+        "mqtt_queue_lag": [
+            (f'{label},group=""', queue.depth)
+            for label, queue in queues
+            if not queue.groups and not queue.is_dead_letter_queue
+        ]
+    }
+    unclaimed["mqtt_queue_active_consumers"] = [(one, 0) for one, _ in unclaimed["mqtt_queue_lag"]]
     for name, kind, help_text, value_of in GROUP_METRICS:
         yield _metric_header(name, kind, help_text)
         for label, group in groups:
             yield f"{name}{label}}} {value_of(group)}\n"
+        for label, value in unclaimed.get(name, ()):
+            yield f"{name}{label}}} {value}\n"
     name = "mqtt_queue_oldest_seconds"
     yield _metric_header(
         name,
         "gauge",
-        "Age of the oldest message that a group has not settled; 0 when there is none.",
+        "Time since the oldest message that a group has not settled was due; 0 for none.",
     )
     for label, group in groups:
         yield f"{name}{label}}} {max(0.0, now - group.oldest_at) if group.oldest_at else 0.0:.3f}\n"
@@ -466,6 +501,26 @@ def _histogram(name: str, label: str, counts: list[int], total: float) -> Iterat
         yield f"{start}{le}{reached}\n"
     yield f"{name}_count{label}}} {reached}\n"
     yield f"{name}_sum{label}}} {total}\n"
+
+
+def _quantile_lines(name: str, label: str, counts: list[int]) -> Iterator[str]:
+    """Yield the quantiles, interpolated within their bucket; nothing without measurements."""
+    total = sum(counts)
+    for quantile in QUANTILES if total else ():
+        reached = 0
+        lower = 0.0
+        for bound, count in zip((*LATENCY_BOUNDS, LATENCY_BOUNDS[-1]), counts, strict=True):
+            if count and reached + count >= quantile * total:
+                value = lower + (bound - lower) * (quantile * total - reached) / count
+                yield f'{name}{label},quantile="{quantile}"}} {value:.6f}\n'
+                break
+            reached += count
+            lower = bound
+
+
+def _queue_label(name: str) -> str:
+    """Return the open label set of a queue: its topic."""
+    return f'{{queue="$queue/{escape_label(name)}"'
 
 
 def _metric_header(name: str, kind: str, help_text: str) -> str:

@@ -7,13 +7,13 @@ loop in between: ten thousand queues must not delay a publisher. It knows nothin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
 from sluice.admin.broker_facade import BrokerFacade
-from sluice.queues.model import Group, Queue, build_ledger
+from sluice.queues.model import ANY_ORDER, Group, Queue, build_ledger
+from sluice.queues.names import DLQ_PREFIX
 
 MAX_SLICE_SECONDS: Final = 0.001  # a scrape holds the loop for at most this long
 DEAD_LETTER_REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")
@@ -24,9 +24,11 @@ class GroupMetrics:
     name: str
     consumers: int
     lag: int
-    oldest_at: float  # enqueue time of the oldest unsettled message; 0.0 when there is none
+    workers_wanted: int
+    oldest_at: float  # when the oldest unsettled message was due; 0.0 when there is none
     enqueued: int
     waiting: int
+    delayed: int
     delivered: int
     retrying: int
     acked: int
@@ -40,6 +42,7 @@ class QueueMetrics:
     name: str
     depth: int
     max_depth: int
+    delivery_timeout: float  # seconds
     bytes: int
     enqueued: int
     dequeued: int
@@ -54,6 +57,7 @@ class QueueMetrics:
     delivery_seconds: float
     process_counts: list[int]
     process_seconds: float
+    is_dead_letter_queue: bool
     groups: list[GroupMetrics] = field(default_factory=list)
 
 
@@ -68,54 +72,6 @@ class MetricsSnapshot:
     max_slice_seconds: float = 0.0  # the longest of its slices
     # Nodes, local cells, moving cells; empty without a cluster.
     cluster: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _QueueTotals:
-    """Counts of one queue: of its groups at the last scrape, and of its deleted groups."""
-
-    deleted: tuple[int, int, int] = (0, 0, 0)
-    last_seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-
-
-class DeliveryTotals:
-    """Delivery counts of queues that do not fall when a group is deleted.
-
-    Deliveries are counted by group. The counts of a deleted group stay in the queue's sums,
-    because a falling counter looks like a restart. What the group counted after the last scrape is
-    not known.
-    """
-
-    def __init__(self) -> None:
-        self._queues: dict[int, _QueueTotals] = {}
-
-    def sum_deliveries(self, queue: Queue) -> tuple[int, int, int]:
-        """Return deliveries, nacks, and redeliveries of a queue."""
-        totals = self._queues.get(int(queue.qid))
-        if totals is None:
-            totals = self._queues[int(queue.qid)] = _QueueTotals()
-        now = {
-            int(group.gid): (int(group.delivered), int(group.nacked), int(group.redelivered))
-            for group in queue.groups.values()
-        }
-        for gid, counts in totals.last_seen.items():
-            if gid not in now:
-                totals.deleted = _add(totals.deleted, counts)
-        totals.last_seen = now
-        total = totals.deleted
-        for counts in now.values():
-            total = _add(total, counts)
-        return total
-
-    def forget_deleted_queues(self, queues: Collection[Queue]) -> None:
-        """Drop all queues but these. A queue number is never reused."""
-        if len(self._queues) > len(queues):
-            for qid in self._queues.keys() - {int(queue.qid) for queue in queues}:
-                del self._queues[qid]
-
-
-def _add(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
 
 
 class _LoopTimer:
@@ -141,24 +97,24 @@ class _LoopTimer:
         self.longest = max(self.longest, held)
 
 
-async def take_snapshot(facade: BrokerFacade, totals: DeliveryTotals) -> MetricsSnapshot:
+async def take_snapshot(facade: BrokerFacade) -> MetricsSnapshot:
     """Copy all counters, on the broker's loop. Each group is consistent; the whole is not."""
     timer = _LoopTimer(facade)
     now = facade.sync_clock()
     snapshot = MetricsSnapshot(
         _broker_counters(facade), [], _segments(facade), now - float(facade.broker.started_at), now
     )
+    dead_letter_queues = _dead_letter_queues(facade)
     for queue in list(facade.engine.queues.values()):
         await timer.yield_if_due()
         if not facade.is_current(queue):
             continue
-        found = _queue_metrics(queue, totals)
+        found = _queue_metrics(queue, queue.name in dead_letter_queues)
         for group in list(queue.groups.values()):
             await timer.yield_if_due()
             if queue.groups.get(group.name) is group:
                 found.groups.append(_group_metrics(queue, group))
         snapshot.queues.append(found)
-    totals.forget_deleted_queues(facade.engine.queues.values())
     timer.stop()
     snapshot.loop_seconds = timer.total
     snapshot.max_slice_seconds = timer.longest
@@ -170,8 +126,19 @@ def _segments(facade: BrokerFacade) -> dict[int, int]:
     return dict(facade.commit_loop.segment_sizes())
 
 
-def _queue_metrics(queue: Queue, totals: DeliveryTotals) -> QueueMetrics:
-    delivered, nacked, redelivered = totals.sum_deliveries(queue)
+def _dead_letter_queues(facade: BrokerFacade) -> set[str]:
+    """Return the queues to which other queues send dead letters or invalid messages."""
+    names: set[str] = set()
+    for queue in facade.engine.queues.values():
+        if queue.rules.dlq_enabled:
+            names.add(queue.rules.dlq_name)
+        if queue.rules.invalid_queue_name:
+            names.add(queue.rules.invalid_queue_name)
+    return names
+
+
+def _queue_metrics(queue: Queue, is_dead_letter_queue: bool) -> QueueMetrics:
+    groups = list(queue.groups.values())
     dead = dict.fromkeys(DEAD_LETTER_REASONS, 0) if queue.rules.dlq_enabled else {}
     dead.update(queue.dead_by_reason)
     process = queue.process_latency.counts()
@@ -179,13 +146,14 @@ def _queue_metrics(queue: Queue, totals: DeliveryTotals) -> QueueMetrics:
         name=queue.name,
         depth=int(queue.depth),
         max_depth=int(queue.rules.max_depth),
+        delivery_timeout=queue.rules.delivery_timeout,
         bytes=int(queue.bytes),
         enqueued=int(queue.enqueued),
-        dequeued=delivered,
-        # Each ack ends one measured delivery; unlike the counts of a group, it never disappears.
-        acked=sum(process),
-        nacked=nacked,
-        redelivered=redelivered,
+        # With the deliveries of deleted groups, so that the sums never fall.
+        dequeued=int(queue.past_delivered) + sum(int(one.delivered) for one in groups),
+        acked=int(queue.past_acked) + sum(int(one.count_acked()) for one in groups),
+        nacked=int(queue.past_nacked) + sum(int(one.nacked) for one in groups),
+        redelivered=int(queue.past_redelivered) + sum(int(one.redelivered) for one in groups),
         retried=int(queue.retried),
         duplicates=int(queue.duplicates),
         refused=int(queue.refused),
@@ -194,24 +162,22 @@ def _queue_metrics(queue: Queue, totals: DeliveryTotals) -> QueueMetrics:
         delivery_seconds=queue.delivery_latency.total,
         process_counts=process,
         process_seconds=queue.process_latency.total,
+        is_dead_letter_queue=is_dead_letter_queue or queue.name.startswith(DLQ_PREFIX),
     )
 
 
 def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
     account = build_ledger(queue, group)
-    oldest = 0
-    for cursor in group.cursors:
-        if cursor.low_watermark < cursor.partition.next_seq:
-            enqueued_at = int(cursor.partition.arrival_ms(cursor.low_watermark))
-            if enqueued_at and (oldest == 0 or enqueued_at < oldest):
-                oldest = enqueued_at
+    delayed = int(group.count_delayed())
     return GroupMetrics(
         name=group.name,
         consumers=len(group.consumers),
         lag=account.waiting + account.delivered + account.retrying,
-        oldest_at=oldest / 1000.0,
+        workers_wanted=_count_workers_wanted(queue, account.waiting - delayed + account.delivered),
+        oldest_at=int(group.oldest_due_ms()) / 1000.0,
         enqueued=account.enqueued,
-        waiting=account.waiting,
+        waiting=account.waiting - delayed,
+        delayed=delayed,
         delivered=account.delivered,
         retrying=account.retrying,
         acked=account.acked,
@@ -219,6 +185,12 @@ def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
         expired=account.expired,
         purged=account.purged,
     )
+
+
+def _count_workers_wanted(queue: Queue, deliverable: int) -> int:
+    """Return how many consumers could hold all deliverable messages, at most one per partition."""
+    wanted = -(-deliverable // max(1, int(queue.rules.prefetch)))
+    return wanted if queue.rules.ordering == ANY_ORDER else min(wanted, len(queue.partitions))
 
 
 def _broker_counters(facade: BrokerFacade) -> dict[str, int]:

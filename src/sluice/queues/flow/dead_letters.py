@@ -83,7 +83,7 @@ class DeadLetters:
             f"{headers['dead-reason']}: {description}" if description else headers["dead-reason"]
         )
         self._add_history_header(headers, message, lease, cursor.group.name, history.DEAD, detail)
-        self._enqueue_dead_letter(queue, message, cursor.group.name, reason, headers)
+        self._enqueue_dead_letter(queue, message, cursor.group.name, reason, headers, lease)
 
     def write_expired(
         self,
@@ -192,7 +192,13 @@ class DeadLetters:
         return headers
 
     def _enqueue_dead_letter(
-        self, queue: Queue, message: Message, group: str, reason: str, headers: dict[str, str]
+        self,
+        queue: Queue,
+        message: Message,
+        group: str,
+        reason: str,
+        headers: dict[str, str],
+        lease: Lease | None = None,
     ) -> None:
         rules = queue.rules
         dead_reason = headers["dead-reason"]
@@ -200,6 +206,10 @@ class DeadLetters:
         note = NoteWriter(notes.DEAD_LETTERED)
         note.write_int(queue.qid)
         note.write_text(dead_reason)
+        if lease is not None and lease.died_in_delivery:
+            note.write_int(lease.cursor.group.gid)
+            note.write_int(1 if lease.died_of_nack else 0)
+            note.write_int(1 if lease.attempt > 1 else 0)
         self._state.add_note(note, False)
         dlq_name = ""
         if reason == UNACCEPTABLE and rules.invalid_queue_name:

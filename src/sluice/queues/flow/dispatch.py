@@ -89,6 +89,7 @@ class Dispatch:
 
     def release_delayed(self, partition: Partition, seq: i64) -> None:
         """Make a message whose delay is over available to all groups that have not settled it."""
+        partition.end_delay(seq, self._state.now)
         partition.admit_if_out_of_order(seq)
         for cursor in partition.cursors:
             self._schedule.add_cursor(cursor)

@@ -350,6 +350,7 @@ class Lifecycle:
                 self._detach_message(cursor, seq, is_last)
                 seq = partition.first_live(seq + 1)
             partition.cursors.remove(cursor)
+        queue.keep_counters(group)
         queue.groups.pop(group.name, None)
         self._state.groups.pop(int(group.gid), None)
 

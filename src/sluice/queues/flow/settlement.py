@@ -297,6 +297,8 @@ class Settlement:
         if message is None:
             message = lease.cursor.partition.cached_bodies.get(int(lease.seq))
         if lease.state == LEASED:
+            lease.died_in_delivery = True
+            lease.died_of_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
                 record_delivery(lease)  # for the other reasons, the failure was recorded before
             self._schedule.end_delivery_and_dispatch(lease, by_consumer)

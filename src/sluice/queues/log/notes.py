@@ -27,7 +27,8 @@ RETRY: Final = 6
 REMOVED: Final = 7
 GROUP_SEEK: Final = 8  # gid, then the start sequence of each partition
 TARGET_GROUP: Final = 9  # pid, seq, gid: the next message is for one group only
-DEAD_LETTERED: Final = 10  # qid, reason: for the counters
+# qid, reason; if it ended a delivery: gid, 1 if by a nack, 1 if it was a redelivery. For counters
+DEAD_LETTERED: Final = 10
 DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new events: released, not a failure
 # application, number, rows, time: a batch whose messages are in the same frame (`bulk_ops`)
 BATCH_COMMITTED: Final = 12

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 MAX_OUT_OF_ORDER_SCAN: Final = 65_536
 # With so many parked messages, the cursor stops scanning for other keys.
 MAX_PARKED: Final = 4096
+# Messages with a delay to skip at most when the age of the oldest message is determined.
+MAX_DELAYED_SCAN: Final = 4096
 SEQUENCE_BITS: Final = 48
 SEQUENCE_MASK: Final = (1 << 48) - 1
 NO_GATE: Final = 0x7FFF_FFFF_FFFF_FFFF
@@ -550,6 +552,18 @@ class Cursor(NoteSource):
         self.enqueued += self.partition.next_seq - self.enqueued_counted_to
         self.enqueued_counted_to = self.partition.next_seq
         return self.enqueued
+
+    def oldest_due_ms(self) -> i64:
+        """Return when the first unsettled message was due, in milliseconds since 1970, or 0."""
+        partition = self.partition
+        seq = partition.first_live(self.low_watermark)
+        remaining = MAX_DELAYED_SCAN
+        while seq < partition.next_seq and remaining > 0:
+            if int(seq) not in partition.delayed_seqs and not self.is_settled(seq):
+                return partition.due_ms(seq)
+            remaining -= 1
+            seq = partition.first_live(seq + 1)
+        return 0
 
     def count_settled(self) -> i64:
         counts = self.outcome_counts

@@ -102,6 +102,9 @@ class Lease:
         self.token_tag: i64 = 0  # tag of the token; 0: unknown, issued in a previous run
         self.failures: i64 = 0
         self.attempt: i64 = 0  # number of deliveries, without released ones
+        # Whether its death ended a delivery, and whether that was nacked: for the counters.
+        self.died_in_delivery: bool = False
+        self.died_of_nack: bool = False
         self.first_delivered_at: float = 0.0
         # Seconds of `total_timeout` that previous runs have used.
         self.spent_before_start: float = 0.0

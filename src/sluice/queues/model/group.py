@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64, mypyc_attr
 
+from sluice.queues.log import ACKED
 from sluice.queues.model.assignment import assign_partitions
 from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.partition import Partition
 
 if TYPE_CHECKING:
@@ -201,10 +202,46 @@ class Group:
         consumer.cursors.append(cursor)
         self._assignment[cursor.partition.number] = int(consumer.join_number)
 
+    def count_delayed(self) -> i64:
+        """Return how many waiting messages are not due yet."""
+        count: i64 = 0
+        for cursor in self.cursors:
+            delayed: i64 = len(cursor.partition.delayed_seqs)
+            if delayed:
+                count += min(delayed, cursor.count_waiting())
+        return count
+
+    def oldest_due_ms(self) -> i64:
+        """Return when the oldest unsettled message was due, in milliseconds since 1970; 0: none.
+
+        Of each partition only the first message that is due counts, and only if few messages with
+        a delay are before it.
+        """
+        oldest: i64 = 0
+        for cursor in self.cursors:
+            due = cursor.oldest_due_ms()
+            if due and (oldest == 0 or due < oldest):
+                oldest = due
+        return oldest
+
+    def count_acked(self) -> i64:
+        count: i64 = 0
+        for cursor in self.cursors:
+            count += i64(cursor.outcome_counts[ACKED])
+        return count
+
     def count_in_flight(self) -> i64:
         count: i64 = 0
         for cursor in self.cursors:
             count += cursor.in_flight
+        return count
+
+    def count_redeliveries_in_flight(self) -> i64:
+        count: i64 = 0
+        for cursor in self.cursors:
+            for lease in cursor.leases.values():
+                if lease.state == LEASED and lease.failures:
+                    count += 1
         return count
 
     # ---- ordering across a change of the partition count

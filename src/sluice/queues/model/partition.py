@@ -37,6 +37,7 @@ MIN_DENSE_BLOCKS: Final = 8  # a partition may always have so many
 # Shared empty containers of idle partitions: see `cursor.py`.
 NO_TARGETS: Final[dict[int, int]] = {}
 NO_DELAYED: Final[set[int]] = set()
+NO_DUE_TIMES: Final[dict[int, int]] = {}
 _NO_BODIES: Final[dict[object, Message]] = {}
 _NO_BLOCKS: Final[list[Block]] = []
 
@@ -63,6 +64,8 @@ class Partition(LoggedPartition):
         # Messages for a single group: sequence to gid.
         self.target_groups: dict[int, int] = NO_TARGETS
         self.delayed_seqs: set[int] = NO_DELAYED  # messages that are not due yet
+        # When stored messages with a delay were due, in milliseconds since 1970.
+        self.due_times_ms: dict[int, int] = NO_DUE_TIMES
         # A message with a delay may be stored, even if its delay is over.
         self.has_delayed: bool = False
         # When the next search for expired messages is due, in seconds; 0: not scheduled.
@@ -174,6 +177,17 @@ class Partition(LoggedPartition):
         """Let all groups deliver a message with a priority or a delay that is over."""
         for cursor in self.cursors:
             cursor.admit_if_out_of_order(seq)
+
+    def due_ms(self, seq: i64) -> i64:
+        """Return when a message was due: the end of its delay, else its arrival."""
+        due: i64 = self.due_times_ms.get(int(seq), 0)
+        return due or self.arrival_ms(seq)
+
+    def end_delay(self, seq: i64, now: float) -> None:
+        """Record that the delay of a stored message is over."""
+        if self.due_times_ms is NO_DUE_TIMES:
+            self.due_times_ms = {}
+        self.due_times_ms[int(seq)] = int(now * 1000.0)
 
     def add_delayed(self, seq: i64) -> None:
         """Mark the message `seq` as not due yet."""
@@ -360,6 +374,8 @@ class Partition(LoggedPartition):
             return NO_ADDRESS
         queue = self.queue
         queue.bytes -= i64(block.size[at])
+        if self.due_times_ms:
+            self.due_times_ms.pop(int(seq), None)
         if i64(block.pending_groups[at]) > 0 or self.counts_unclaimed():
             queue.depth -= 1
         if block.address_snapshot is not None:

@@ -55,6 +55,11 @@ class Queue:
         self.duplicates: i64 = 0
         self.refused: i64 = 0
         self.retried: i64 = 0
+        # Counted by groups that were deleted since, so that the sums of the queue do not fall.
+        self.past_delivered: i64 = 0
+        self.past_redelivered: i64 = 0
+        self.past_nacked: i64 = 0
+        self.past_acked: i64 = 0
         self.dead_by_reason: dict[str, int] = {}
         self.delivery_latency: Histogram = Histogram()
         self.process_latency: Histogram = Histogram()
@@ -104,6 +109,13 @@ class Queue:
                 if self.partitions[number].first_live(0) < boundary_seq:
                     return
             self.partition_gates.pop(0)
+
+    def keep_counters(self, group: Group) -> None:
+        """Add the counters of a group that is deleted to those of the queue."""
+        self.past_delivered += group.delivered
+        self.past_redelivered += group.redelivered
+        self.past_nacked += group.nacked
+        self.past_acked += group.count_acked()
 
     def count_dead(self, reason: str) -> None:
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1

@@ -20,11 +20,13 @@ from sluice.queues.log import FIRST_OWNER_PID, FIRST_STATE_PID, NoteReader, note
 from sluice.queues.model import (
     SEQUENCE_BITS,
     Cursor,
+    Group,
     Lease,
     Partition,
     Queue,
     QueueRules,
     count_unsettled,
+    history,
 )
 from sluice.queues.recovery.snapshot import SnapshotReader, load_released, load_retry, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
@@ -165,6 +167,8 @@ class EngineLoader:
         for partition, seq, due in self._delayed_messages:
             if due > engine.now and partition.holds(seq):
                 engine.timers.schedule_delayed(partition, seq, due)
+            elif partition.holds(seq):
+                partition.end_delay(seq, due)
         for queue in engine.queues.values():
             for group in queue.groups.values():
                 for cursor in group.cursors:
@@ -320,8 +324,11 @@ class EngineLoader:
             engine.tokens.secret = note.read_bytes()
         elif kind == notes.DEAD_LETTERED:
             queue = self._find_queue(note.read_int())
+            reason = note.read_text()
             if queue is not None:
-                queue.count_dead(note.read_text())
+                queue.count_dead(reason)
+            if note.has_more():
+                self._count_death(note)
         else:
             self._apply_lifecycle(note)
 
@@ -394,7 +401,11 @@ class EngineLoader:
             seq = partition.first_live(first)
             while seq < end and seq < partition.next_seq:
                 if not cursor.is_settled(seq):
-                    cursor.leases.pop(int(seq), None)
+                    lease = cursor.leases.pop(int(seq), None)
+                    if outcome == notes.ACKED:
+                        group.delivered += 1
+                        if lease is not None:
+                            group.redelivered += 1
                     self._engine.removal.settle_message(cursor, seq, outcome)
                 seq = partition.first_live(seq + 1)
 
@@ -418,13 +429,34 @@ class EngineLoader:
         partition.queue.retried += 1
         cursor = group.cursors[partition.number]
         seq = load_retry(note, cursor, True, True)
+        self._count_failure(group, cursor.leases[int(seq)])
         if not partition.holds(seq) or cursor.is_settled(seq):
             del cursor.leases[int(seq)]  # the message is lost: the log was damaged
+
+    def _count_failure(self, group: Group, lease: Lease) -> None:
+        """Count the delivery that a retry note ended.
+
+        No record stores deliveries: the counters of a previous run continue with those that ended.
+        """
+        group.delivered += 1
+        if lease.failures > 1:
+            group.redelivered += 1
+        if lease.history and lease.history[-1].kind == history.NACKED:
+            group.nacked += 1
+
+    def _count_death(self, note: NoteReader) -> None:
+        """Count the delivery that a dead letter ended."""
+        group = self._engine.groups.get(int(note.read_int()))
+        if group is not None:
+            group.delivered += 1
+            group.nacked += note.read_int()
+            group.redelivered += note.read_int()
 
     def _apply_released(self, note: NoteReader) -> None:
         group = self._engine.groups.get(int(note.read_int()))
         partition = self._engine.partitions.get(int(note.read_int()))
         if group is not None and partition is not None:
+            group.delivered += 1
             load_released(note, group.cursors[partition.number])
 
     def _apply_bulk_progress(self, note: NoteReader) -> None:

@@ -34,7 +34,7 @@ from sluice.queues.model import (
     write_events,
 )
 
-VERSION: Final = 8
+VERSION: Final = 9
 # Since then, last values are unordered, and stored with the gaps of shared queues.
 UNORDERED_SINCE: Final = 5
 # Since then, retries have the token of the failed delivery.
@@ -44,6 +44,8 @@ LOST_RANGES_SINCE: Final = 7
 # Since then: the used part of `total_timeout`, the arrival of delayed messages, and the secret of
 # delivery tokens.
 TIMES_SINCE: Final = 8
+# Since then, queues have the counters of deleted groups and of refused publishes.
+COUNTERS_SINCE: Final = 9
 # The oldest version that can be read: before compacted queues.
 OLDEST_VERSION: Final = 3
 
@@ -77,6 +79,11 @@ def _write_queue(out: NoteWriter, queue: Queue, engine: Engine) -> None:
     out.write_int(queue.enqueued)
     out.write_int(queue.duplicates)
     out.write_int(queue.retried)
+    out.write_int(queue.refused)
+    out.write_int(queue.past_delivered)
+    out.write_int(queue.past_redelivered)
+    out.write_int(queue.past_nacked)
+    out.write_int(queue.past_acked)
     out.write_int(len(queue.dead_by_reason))
     for reason, count in queue.dead_by_reason.items():
         out.write_text(reason)
@@ -118,8 +125,9 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
 def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
     out.write_int(group.gid)
     out.write_text(group.name)
-    out.write_int(group.delivered)
-    out.write_int(group.redelivered)
+    # Deliveries in flight are counted when they end, if the next start replays that.
+    out.write_int(group.delivered - group.count_in_flight())
+    out.write_int(group.redelivered - group.count_redeliveries_in_flight())
     out.write_int(group.nacked)
     for cursor in group.cursors:
         out.write_int(cursor.low_watermark)
@@ -215,6 +223,12 @@ class SnapshotReader:
         queue.enqueued = note.read_int()
         queue.duplicates = note.read_int()
         queue.retried = note.read_int()
+        if note.kind >= COUNTERS_SINCE:
+            queue.refused = note.read_int()
+            queue.past_delivered = note.read_int()
+            queue.past_redelivered = note.read_int()
+            queue.past_nacked = note.read_int()
+            queue.past_acked = note.read_int()
         for _ in range(note.read_int()):
             reason = note.read_text()
             queue.dead_by_reason[reason] = int(note.read_int())
