@@ -65,6 +65,7 @@ COMPILED_MODULES = (
 # Modules of compiled packages that run at most once per connection, use untyped libraries, or are
 # read by reflection.
 NOT_COMPILED = {
+    "broker/acl/client_pattern.py",
     "broker/acl/access.py",
     "broker/net/listener.py",
     "broker/net/origins.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sluice.access.acl_file import read_rules
 from sluice.access.explanation import explain_access
 from sluice.broker.acl.acl import AccessControlList, covers, matches_glob, overlaps
+from sluice.broker.acl.client_pattern import ClientPattern
 from sluice.broker.acl.grants import Grant
 from sluice.wire.packets import Publish
 from sluice.wire.topics import matches, topic_filter_error
@@ -217,6 +219,82 @@ def test_first_matching_rule_decides(
 ) -> None:
     answer, why = explain_access(read_rules(RULES), action, topic, user, "c1")
     assert (answer, word in why) == (allowed, True), why
+
+
+ECQ_RULES = """
+[[rule]]
+allow = ["subscribe"]
+clients = [{ re = "^ecq-.+" }, "other-*"]
+topics = [{ eq = "$ECQ/${clientid}/#" }]
+
+[[rule]]
+deny = ["subscribe"]
+topics = ["$ECQ/#"]
+
+[[rule]]
+deny = ["subscribe"]
+topics = [{ eq = "#" }]
+
+[[rule]]
+allow = ["connect", "subscribe"]
+topics = ["#"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "topic", "allowed", "word"),
+    [
+        ("ecq-1", "$ECQ/ecq-1/#", True, "belongs to its owner"),
+        ("other-1", "$ECQ/other-1/#", True, "belongs to its owner"),
+        ("ecq-", "$ECQ/ecq-/#", False, "rule 2"),
+        ("my-ecq-1", "$ECQ/my-ecq-1/#", False, "rule 2"),
+        ("ecq-1", "$ECQ/ecq-2/#", False, ""),
+        ("ecq-1", "#", False, "rule 3"),
+        ("ecq-1", "a/#", True, "rule 4"),
+    ],
+)
+def test_rule_with_a_regular_expression_and_an_exact_filter(
+    client: str, topic: str, allowed: bool, word: str
+) -> None:
+    answer, why = explain_access(read_rules(ECQ_RULES), "subscribe", topic, "ann", client)
+    assert (answer, word in why) == (allowed, True), why
+
+
+@given(
+    st.from_regex(r"(?a:[ab.|()*+?\[\]0-9-]|\\d|\\w|\{1,2\}){0,12}", fullmatch=True),
+    st.text("ab0-(", max_size=8),
+)
+def test_client_pattern_agrees_with_the_library(pattern: str, text: str) -> None:
+    try:
+        compiled = ClientPattern(pattern)
+    except ValueError:
+        return
+    assert compiled.matches(text) == (re.fullmatch(pattern, text) is not None)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a|aa)+b", "(.*)(.*)(.*)(.*)b"])
+def test_no_pattern_needs_long_for_a_client_id(pattern: str) -> None:
+    started = time.perf_counter()
+    assert not ClientPattern(pattern).matches("a" * 1024)
+    assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(?=a)b", "nothing else"),
+        (r"(a)\\1", "nothing else"),
+        ("(?i)a", "flags"),
+        ("a(", "is not a regular expression"),
+        ("a" * 300, "at most 256"),
+        ("(a{100}){100}", "too large"),
+    ],
+)
+def test_unusable_client_pattern_is_refused_with_the_rule(pattern: str, words: str) -> None:
+    text = f'[[rule]]\nallow = "connect"\nclients = [{{ re = "{pattern}" }}]'
+    with pytest.raises(ValueError, match="rule 1") as refused:
+        read_rules(text)
+    assert words in str(refused.value)
 
 
 def test_user_name_that_looks_like_a_placeholder_is_literal() -> None:

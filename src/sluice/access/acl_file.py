@@ -4,10 +4,12 @@
     allow = ["connect"]                       # or deny = [...]
     users = ["sensor-*"]                      # leave out: everyone
     clients = ["%u", "%u:*"]                  # ids that are the user's own; leave out: all
+    # clients = [{ re = "car-[0-9]+" }]       # or regular expressions
 
     [[rule]]
     allow = ["publish", "subscribe"]
     topics = ["devices/%c/#"]                 # %c: the client id, %u: the user name
+    # topics = [{ eq = "devices/#" }]         # this filter itself, not the topics that it matches
 
     [[rule]]
     allow = ["queue-publish"]
@@ -22,7 +24,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Final
 
-from sluice.broker.acl.acl import ACTIONS, CONNECT, QUEUE_ACTIONS, TOPIC_ACTIONS, Rule
+from sluice.broker.acl.acl import ACTIONS, CONNECT, EXACT, QUEUE_ACTIONS, TOPIC_ACTIONS, Rule
+from sluice.broker.acl.client_pattern import ClientPattern
 from sluice.wire.topics import topic_filter_error
 
 _RULE_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "name"}
@@ -56,7 +59,7 @@ def _read_rule(number: int, table: object) -> Rule:
         raise ValueError(f"{name} needs either allow or deny, with a list of actions")
     allow = "allow" in table
     actions = _read_actions(name, table["allow" if allow else "deny"])
-    topics = _read_strings(name, table, "topics")
+    topics = _read_filters(name, table)
     queues = [one.removeprefix("$queue/") for one in _read_strings(name, table, "queues")]
     if topics and not actions & TOPIC_ACTIONS:
         raise ValueError(f"{name} has topics, and no action on topics: publish, subscribe")
@@ -64,7 +67,7 @@ def _read_rule(number: int, table: object) -> Rule:
         raise ValueError(
             f"{name} has queues, and no action on queues: queue-publish, queue-consume, ..."
         )
-    for one in topics + queues:
+    for one in [filter_.removeprefix(EXACT) for filter_ in topics] + queues:
         fault = topic_filter_error(one.replace("%c", "c").replace("%u", "u").encode(), 65_535)
         if fault:
             raise ValueError(f"{name}: {one!r}: {fault}")
@@ -76,15 +79,53 @@ def _read_rule(number: int, table: object) -> Rule:
             raise ValueError(
                 f"{name}: {one!r}: queues have actions of their own, with queues = [...]"
             )
+    clients, patterns = _read_clients(name, table)
     return Rule(
         allow,
         actions,
         _read_strings(name, table, "users"),
-        _read_strings(name, table, "clients"),
+        clients,
         topics,
         queues,
         name,
+        patterns,
     )
+
+
+def _read_clients(name: str, table: Mapping[str, object]) -> tuple[list[str], list[ClientPattern]]:
+    """Return the patterns with `*`, and the regular expressions: `{ re = "..." }`."""
+    globs, expressions = _split(name, table, "clients", "re")
+    patterns = []
+    for one in expressions:
+        try:
+            patterns.append(ClientPattern(one))
+        except ValueError as fault:
+            raise ValueError(f"{name}: the regular expression {one!r} {fault}") from None
+    return globs, patterns
+
+
+def _read_filters(name: str, table: Mapping[str, object]) -> list[str]:
+    """Return the filters of topics; `{ eq = "..." }` is marked as `EXACT`."""
+    filters, exact = _split(name, table, "topics", "eq")
+    found = filters + [EXACT + one for one in exact]
+    return [one.replace("${clientid}", "%c").replace("${username}", "%u") for one in found]
+
+
+def _split(
+    name: str, table: Mapping[str, object], key: str, keyword: str
+) -> tuple[list[str], list[str]]:
+    """Split a list into its texts and the texts in tables such as `{ re = "..." }`."""
+    value = table.get(key)
+    given = value if isinstance(value, list) else [value]
+    tables = [one for one in given if isinstance(one, Mapping)]
+    for one in tables:
+        if one.keys() != {keyword} or not isinstance(one[keyword], str) or not one[keyword]:
+            raise ValueError(f'{name}: an entry of {key} is a text or {{ {keyword} = "..." }}')
+    texts = [one for one in given if not isinstance(one, Mapping)]
+    if tables and not texts:
+        return [], [one[keyword] for one in tables]
+    rest = {key: texts} if tables else table
+    return _read_strings(name, rest, key), [one[keyword] for one in tables]
 
 
 def _read_actions(name: str, value: object) -> int:

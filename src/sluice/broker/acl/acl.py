@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice.broker.acl.client_pattern import ClientPattern
 from sluice.wire.topics import matches
 
 CONNECT: Final = 1
@@ -34,6 +35,9 @@ ACTIONS: Final[dict[str, int]] = {
     "queue-admin": QUEUE_ADMIN,
 }
 ANONYMOUS: Final = "$anonymous"
+# Marks a filter that applies to itself only. No topic contains this character.
+EXACT: Final = "\0"
+_EXACT_BYTE: Final = b"\0"
 TOPIC_ACTIONS: Final = PUBLISH | SUBSCRIBE
 QUEUE_ACTIONS: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN
 
@@ -46,7 +50,8 @@ class Rule:
     `clients`, `%u` stands for the user name, and a `*` in that name is literal; for a client
     without a user, a pattern with `%u` matches nothing. `topics` and `queues` are filters in which
     `%c` and `%u` stand for the client id and the user name; an empty list matches all of them,
-    except topics that begin with `$`, as with every wildcard.
+    except topics that begin with `$`, as with every wildcard. `client_patterns` are regular
+    expressions besides `clients`. A filter after `EXACT` applies to the same filter or topic only.
     """
 
     def __init__(
@@ -58,9 +63,11 @@ class Rule:
         topics: list[str],
         queues: list[str],
         name: str,
+        client_patterns: list[ClientPattern] | None = None,
     ) -> None:
         self.allow: bool = allow
         self.actions: int = actions
+        self.client_patterns: list[ClientPattern] = client_patterns or []
         self.users: list[str] = users
         self.clients: list[str] = clients
         self.topics: list[str] = topics
@@ -73,12 +80,25 @@ class Rule:
         )
 
     def _matches_client(self, user: str, client_id: str) -> bool:
-        if not self.clients:
+        if self._applies_to_all_clients():
             return True
         for pattern in self.clients:
             if (user or "%u" not in pattern) and matches_glob(pattern, client_id, user):
                 return True
-        return False
+        return self._matches_expression(client_id)
+
+    def _applies_to_all_clients(self) -> bool:
+        return not self.clients and not self.client_patterns
+
+    def _matches_expression(self, client_id: str) -> bool:
+        return any(one.matches(client_id) for one in self.client_patterns)
+
+    def _matches_client_of_any_user(self, client_id: str) -> bool:
+        return (
+            self._applies_to_all_clients()
+            or any("%u" not in one and matches_glob(one, client_id) for one in self.clients)
+            or self._matches_expression(client_id)
+        )
 
     def allows_other_users(self, user: str, client_id: str) -> bool:
         """Return whether this rule lets clients of other users connect as `client_id`."""
@@ -88,17 +108,13 @@ class Rule:
             or (self.users == [user] and "*" not in user)
         ):
             return False
-        return not self.clients or any(
-            "%u" not in one and matches_glob(one, client_id) for one in self.clients
-        )
+        return self._matches_client_of_any_user(client_id)
 
     def denies_everyone(self, client_id: str) -> bool:
         """Return whether no client may connect as `client_id` unless an earlier rule allows it."""
         if self.allow or not self.actions & CONNECT or self.users:
             return False
-        return not self.clients or any(
-            "%u" not in one and matches_glob(one, client_id) for one in self.clients
-        )
+        return self._matches_client_of_any_user(client_id)
 
     def mentions(self, placeholder: str) -> bool:
         return any(placeholder in one for one in self.topics) or any(
@@ -189,7 +205,7 @@ def clause_for_topic(clauses: list[Clause], topic: bytes) -> Clause | None:
     """Return the first clause that matches `topic`."""
     for clause in clauses:
         for one in clause.filters:
-            if matches(one, topic):
+            if one[1:] == topic if one[:1] == _EXACT_BYTE else matches(one, topic):
                 return clause
     return None
 
@@ -201,6 +217,10 @@ def clause_for_filter(clauses: list[Clause], topic_filter: bytes) -> Clause | No
     """
     for clause in clauses:
         for one in clause.filters:
+            if one[:1] == _EXACT_BYTE:
+                if one[1:] == topic_filter:
+                    return clause
+                continue
             if covers(one, topic_filter) if clause.allow else overlaps(one, topic_filter):
                 return clause
     return None
