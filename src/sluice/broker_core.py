@@ -23,6 +23,7 @@ from sluice.broker.namespaces.queues.publish_builder import read_content_type
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.responses import PendingResponses, ResponseTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker.sessions.session_restore import SessionRestore
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies import ZstdCodec
@@ -147,8 +148,8 @@ class BrokerCore:
 
     def restore(self, records: list[RestoredRecord]) -> None:
         """Restore sessions, retained messages and pending messages."""
-        router = self.broker.router
-        router.session_store.restore(records, router, self.broker.registry)
+        broker = self.broker
+        SessionRestore(self.engine.broker_state, broker.router, broker.registry).restore(records)
 
 
 def parse_rules(name: str, text: str) -> QueueRules:

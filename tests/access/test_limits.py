@@ -8,6 +8,7 @@ from sluice.access.acl_file import read_rules
 from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
 from sluice.broker.acl.acl import AccessControlList
 from sluice.broker.acl.grants import Grant
+from sluice.broker.net.connection import Connection
 from sluice.wire.encode import encode
 from sluice.wire.packets import (
     V5,
@@ -107,8 +108,8 @@ def test_throttled_client_does_not_hit_keep_alive() -> None:
 def test_without_rate_limit_nothing_is_measured() -> None:
     harness = BrokerHarness()
     harness.connect("c")
-    session = harness.broker.registry.sessions["c"]
-    assert session.connection is not None and session.connection.rate_limiter is None
+    connection = harness.broker.registry.sessions["c"].connection
+    assert isinstance(connection, Connection) and connection.rate_limiter is None
 
 
 def test_oversized_packet_ends_connection_on_its_header() -> None:

@@ -58,7 +58,7 @@ def test_every_other_special_topic_is_documented() -> None:
 
 def test_publish_properties_are_those_of_the_page() -> None:
     reader = (
-        source("broker/namespaces/queues/queue_topics.py")
+        source("broker/queue_topics.py")
         .split("def read_publish_options", 1)[1]
         .split("\ndef ", 1)[0]
     )

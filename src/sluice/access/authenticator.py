@@ -21,9 +21,10 @@ from sluice.access.users import User
 from sluice.access.watched_file import WatchedFile
 from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
 from sluice.broker.acl.acl import QUEUE_ACTIONS, QUEUE_ADMIN, TOPIC_ACTIONS, AccessControlList, Rule
-from sluice.broker.acl.grants import Grant, enforce_all_grants
+from sluice.broker.acl.grants import Grant
 from sluice.broker.broker import Broker
 from sluice.broker.scheduler import PeriodicTask
+from sluice.broker.sessions.enforcement import enforce_all_grants
 from sluice.clock import Clock, steady_time
 from sluice.errors import NotAuthenticated
 from sluice.wire.packets import Connect
@@ -300,7 +301,7 @@ class Authenticator:
                     NOT_AUTHORIZED,
                     "the access rules have changed and do not let this client connect",
                 )
-        enforce_all_grants(broker.registry)
+        enforce_all_grants(broker.router, broker.registry)
 
     def _apply_users(self, users: dict[str, User]) -> None:
         """Disconnect clients whose user was removed, disabled, or changed its password or role."""

@@ -17,9 +17,9 @@ from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.namespaces.reserved_topics import ReservedTopics
 from sluice.broker.net.connection import Connection, ConnectionTimeout
 from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker.net.handshake import Handshake
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
-from sluice.broker.sessions.handshake import Handshake
 from sluice.broker.sessions.registry import SessionRegistry
 from sluice.broker.sessions.session_store import SessionStore, VolatileSessionStore
 from sluice.broker.turn import Turn
@@ -67,7 +67,9 @@ class Broker:
         reserved = ReservedTopics(self.router)
         namespaces.register(b"$SYS/", reserved)
         namespaces.register_topic(b"$SYS", reserved)
-        self.incoming: IncomingPublishes = IncomingPublishes(limits, self.turn, namespaces)
+        self.incoming: IncomingPublishes = IncomingPublishes(
+            limits, self.turn, self.counters, namespaces
+        )
         self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
         # An instance that is passed in is shared with other cells.
         self.connection_limits: ConnectionLimits = (

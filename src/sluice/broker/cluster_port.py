@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64, mypyc_attr
 
+from sluice.broker.ports import ConnectionPort, SessionListener
 from sluice.broker.sessions.inflight import Delivery
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import QUOTA_EXCEEDED
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
 
@@ -62,6 +62,11 @@ class RemoteDelivery(Delivery):
         self.needs_resend = True  # its cell resends it if it is still this client's
         return True
 
+    def end_deferral(self) -> bool:
+        is_deferred = self.needs_resend
+        self.needs_resend = False
+        return is_deferred
+
     def on_acknowledged(self, reason: i64) -> None:
         self.proxy.on_acknowledged(self, reason)
 
@@ -70,11 +75,11 @@ class RemoteDelivery(Delivery):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class SessionProxies:
+class SessionProxies(SessionListener):
     """The proxies of one session in other cells."""
 
     def publish(
-        self, cell: i64, packet: Publish, is_settlement: bool, connection: Connection
+        self, cell: i64, packet: Publish, is_settlement: bool, connection: ConnectionPort
     ) -> None:
         """Publish to a queue of another cell; acknowledge after that cell has stored the message.
 
@@ -93,17 +98,6 @@ class SessionProxies:
         """
 
     def unsubscribe(self, topic_filter: bytes) -> None: ...
-
-    def on_attached(self) -> None:
-        """Resume: the session has a connection."""
-
-    def on_detached(self) -> None:
-        """Pause: the session has no connection."""
-
-    def on_session_ended(self) -> None: ...
-
-    def on_writable(self) -> None:
-        """Resume deliveries: the connection is writable again."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -145,7 +139,7 @@ class ClusterPort:
 
     # ---- plain topics
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Publish to the recipients in all cells; acknowledge after all have the message."""
 
     def publish_will(self, will: Publish, session: Session) -> None: ...

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.queues.ports import Publisher
+from sluice.broker.sessions.services import DeliveryForwarder
 
 if TYPE_CHECKING:
     from sluice.broker.router import Router
     from sluice.broker.sessions.inflight import Delivery
+    from sluice.broker.sessions.outbound import OutboundQos
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscriptions import Route
-    from sluice.wire.packets import Publish
 
 
 class DeferredPublish:
@@ -33,46 +32,33 @@ class DeferredPublish:
     def forward(self) -> None: ...
 
 
-class StoredPublish(DeferredPublish):
-    """A publish whose copies for persistent sessions are in the frame; others get it later."""
-
-    def __init__(
-        self, router: Router, message: Publish, origin: Session | None, route: Route
-    ) -> None:
-        self._router: Router = router
-        self.message: Publish = message
-        self.origin: Session | None = origin
-        self.route: Route = route  # the copies were made by this route
-
-    def forward(self) -> None:
-        self._router.forward_committed(self)
-
-
 class FrameBatch:
     """The messages that leave after one frame is committed."""
 
     def __init__(self) -> None:
-        self.sessions: list[Session] = []
-        self.deliveries: list[Delivery] = []  # one for each of `sessions`
+        self.outbounds: list[OutboundQos] = []
+        self.deliveries: list[Delivery] = []  # one for each of `outbounds`
         self.publishes: list[DeferredPublish] = []
 
 
-class CommitForwarder(Publisher):
+class CommitForwarder(DeliveryForwarder):
     def __init__(self, router: Router) -> None:
         self._router: Router = router
         # Of the frame being committed, and of the open one.
         self._batches: deque[FrameBatch] = deque()
         self._frame_number: i64 = -1  # number of the frame of the last batch
 
-    def defer_delivery(self, session: Session, delivery: Delivery) -> None:
-        """Call `session.send_committed(delivery)` after the open frame is committed."""
+    def defer_delivery(self, outbound: OutboundQos, delivery: Delivery) -> None:
         batch = self._open_batch()
-        batch.sessions.append(session)
+        batch.outbounds.append(outbound)
         batch.deliveries.append(delivery)
 
     def defer_publish(self, publish: DeferredPublish) -> None:
         """Forward `publish` to the remaining recipients after the open frame is committed."""
         self._open_batch().publishes.append(publish)
+
+    def reassign_shared(self, delivery: Delivery, excluded: Session) -> None:
+        self._router.reassign_shared(delivery, excluded)
 
     def _open_batch(self) -> FrameBatch:
         session_store = self._router.session_store
@@ -87,7 +73,7 @@ class CommitForwarder(Publisher):
         """Forward the oldest batch, which is committed."""
         batch = self._batches.popleft()
         self._router.turn.begin()
-        for nth, session in enumerate(batch.sessions):
-            session.send_committed(batch.deliveries[nth])
+        for nth, outbound in enumerate(batch.outbounds):
+            outbound.send_committed(batch.deliveries[nth])
         for publish in batch.publishes:
             publish.forward()

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.broker.acl.grants import MAY_NOT_PUBLISH, Grant
 from sluice.broker.limits import Limits, topic_depth_error
 from sluice.broker.namespace import Namespaces
+from sluice.broker.ports import ConnectionPort
 from sluice.broker.turn import Turn
 from sluice.errors import ProtocolViolation
+from sluice.metrics import Counters
 from sluice.wire.packets import Publish
-from sluice.wire.reasons import QOS_NOT_SUPPORTED, RETAIN_NOT_SUPPORTED, TOPIC_NAME_INVALID
+from sluice.wire.reasons import (
+    NOT_AUTHORIZED,
+    QOS_NOT_SUPPORTED,
+    RETAIN_NOT_SUPPORTED,
+    TOPIC_NAME_INVALID,
+)
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
 
 
 class IncomingPublishes:
-    def __init__(self, limits: Limits, turn: Turn, namespaces: Namespaces) -> None:
+    def __init__(
+        self, limits: Limits, turn: Turn, counters: Counters, namespaces: Namespaces
+    ) -> None:
+        self._counters: Counters = counters
         self._limits: Limits = limits
         self._turn: Turn = turn
         self._namespaces: Namespaces = namespaces
 
-    def receive(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def receive(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Check limits, QoS 2 and access rules, then hand the packet to its namespace."""
         limits = self._limits
         if packet.topic_alias:
@@ -42,7 +52,7 @@ class IncomingPublishes:
                     reason=RETAIN_NOT_SUPPORTED,
                 )
             if packet.topic.count(b"/") >= limits.max_topic_levels:
-                session.refuse(
+                session.inbound.refuse(
                     packet,
                     connection,
                     TOPIC_NAME_INVALID,
@@ -51,13 +61,34 @@ class IncomingPublishes:
                 return
         if packet.expiry_seconds >= 0:
             packet.expires_at = self._turn.now + float(packet.expiry_seconds)
-        if qos == 2 and not session.begin_receipt(packet, connection):
+        if qos == 2 and not session.inbound.begin_receipt(packet, connection):
             return
         grant = session.grant
         if grant is not None and not grant.may_publish(packet):
-            grant.refuse(packet, session, connection)
+            self._refuse(packet, grant, session, connection)
             return
         if packet.topic[0] == 0x24:
             self._namespaces.publish(packet, session, connection)
         else:
             self._namespaces.plain.publish(packet, session, connection)
+
+    def _refuse(
+        self, packet: Publish, grant: Grant, session: Session, connection: ConnectionPort
+    ) -> None:
+        """Refuse a publish that is not allowed.
+
+        QoS 0 has no acknowledgement: the message is dropped, and the first one to each topic is
+        logged.
+        """
+        if grant.is_new_refusal(packet.topic):
+            facts: dict[str, object] = {
+                "client": session.client_id,
+                "user": grant.user,
+                "peer": connection.peer(),
+                "topic": packet.topic.decode(),
+            }
+            connection.log("publish not allowed", facts)
+        if packet.qos == 0:
+            self._counters.publishes_dropped += 1
+        else:
+            session.inbound.refuse(packet, connection, NOT_AUTHORIZED, MAY_NOT_PUBLISH)

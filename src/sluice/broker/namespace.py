@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from sluice.broker.ports import ConnectionPort
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import SUCCESS, TOPIC_NAME_INVALID
 from sluice.wire.topics import starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import PendingSuback
     from sluice.broker.sessions.subscriptions import Subscription, TopicBinding
 
 
 class NamespaceHandler:
     """Serves the topics of one namespace. A handler overrides what it needs."""
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Process a PUBLISH, and acknowledge or refuse it."""
-        session.refuse(packet, connection, TOPIC_NAME_INVALID, "nothing serves this topic")
+        session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, "nothing serves this topic")
 
     def finish_batch(self) -> None:
         """Apply publishes that were batched; called before a publish to another namespace."""
@@ -55,9 +54,12 @@ class NamespaceHandler:
         packet: Subscribe,
         request: SubscriptionRequest,
         granted: int,
-        suback: PendingSuback,
+        added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
-        """Subscribe to one filter; return the granted QoS, or a reason code and text."""
+        """Subscribe to one filter; return the granted QoS, or a reason code and text.
+
+        A subscription to topics is appended to `added`, with whether it is new.
+        """
         return granted, ""
 
     def on_subscribed(self, subscription: Subscription) -> None:
@@ -159,7 +161,7 @@ class Namespaces:
             return self._topics.get(topic, self.plain)
         return self.plain
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Hand a PUBLISH below `$` to its handler, after what another handler has batched."""
         handler = self.find(packet.topic)
         if handler is not self._batching:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.cluster_port import ClusterPort
-from sluice.broker.commit_forwarder import CommitForwarder, StoredPublish
+from sluice.broker.commit_forwarder import CommitForwarder, DeferredPublish
 from sluice.broker.limits import Limits
 from sluice.broker.namespace import Namespaces
-from sluice.broker.sessions.inflight import DeliveryPool
+from sluice.broker.ports import NO_RETAINED_LOOKUP, ConnectionPort
 from sluice.broker.sessions.retained import RetainedMessages
 from sluice.broker.sessions.retained_sender import RetainedSender
+from sluice.broker.sessions.services import SessionServices
 from sluice.broker.sessions.subscriptions import (
     Recipient,
+    Route,
     SharedSubscription,
     Subscription,
     SubscriptionTree,
@@ -30,10 +32,24 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.session_store import VolatileSessionStore
+
+
+class StoredPublish(DeferredPublish):
+    """A publish whose copies for persistent sessions are in the frame; others get it later."""
+
+    def __init__(
+        self, router: Router, message: Publish, origin: Session | None, route: Route
+    ) -> None:
+        self._router: Router = router
+        self.message: Publish = message
+        self.origin: Session | None = origin
+        self.route: Route = route  # the copies were made by this route
+
+    def forward(self) -> None:
+        self._router.forward_committed(self)
 
 
 class Router:
@@ -48,8 +64,10 @@ class Router:
         self.retained = RetainedMessages(
             limits.max_retained, limits.max_retained_bytes, session_store.delete_retained
         )
-        self.delivery_pool = DeliveryPool()
         self.forwarder = CommitForwarder(self)
+        self.session_services = SessionServices(
+            limits, turn, counters, session_store, self.forwarder
+        )
         # Counts records given to the store; a publish that raises it is acknowledged after the
         # commit.
         self.stored_count: i64 = 0
@@ -59,7 +77,7 @@ class Router:
         self.is_out_of_memory: bool = False  # out of memory, not disk; `is_out_of_space` is set too
         self.refused_out_of_memory: int = 0
         # Not read until the store has caught up with their publishes.
-        self.throttled_connections: list[Connection] = []
+        self.throttled_connections: list[ConnectionPort] = []
         self.cluster: ClusterPort = ClusterPort()
         self.namespaces: Namespaces = Namespaces()
 
@@ -90,7 +108,7 @@ class Router:
                 if own_recipient is None:
                     continue
                 recipient = own_recipient
-            delivery = receiver.deliver(
+            delivery = receiver.outbound.deliver(
                 message,
                 qos if qos < recipient.qos else recipient.qos,
                 recipient.retain_as_published and message.retain,
@@ -134,7 +152,7 @@ class Router:
                 continue
             recipient_count += 1
             if effective.session.persistent_id and effective.qos > 0:
-                delivery = effective.session.deliver_after_commit(
+                delivery = effective.session.outbound.deliver_after_commit(
                     message,
                     effective.qos,
                     effective.retain_as_published and message.retain,
@@ -173,7 +191,7 @@ class Router:
                 ):
                     continue
             qos = message.qos
-            delivery = receiver.deliver(
+            delivery = receiver.outbound.deliver(
                 message,
                 qos if qos < effective.qos else effective.qos,
                 effective.retain_as_published and message.retain,
@@ -203,7 +221,7 @@ class Router:
         if member is None:
             return False
         qos = message.qos
-        delivery = member.session.deliver(
+        delivery = member.session.outbound.deliver(
             message,
             qos if qos < member.qos else member.qos,
             member.retain_as_published and message.retain,
@@ -220,7 +238,7 @@ class Router:
         if member is None:
             return False
         qos = message.qos
-        delivery = member.session.deliver_after_commit(
+        delivery = member.session.outbound.deliver_after_commit(
             message,
             qos if qos < member.qos else member.qos,
             member.retain_as_published and message.retain,
@@ -248,8 +266,7 @@ class Router:
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
         session.subscription_bytes -= estimate_filter_bytes(topic_filter)
-        if session.retained_sender is not None:
-            session.retained_sender.cancel(topic_filter)
+        session.retained_lookup.cancel(topic_filter)
         self.cluster.change_interest(topic_filter, -1)
         return self.subscriptions.remove(session, topic_filter)
 
@@ -267,32 +284,31 @@ class Router:
             self.cluster.send_retained(subscription)
             return
         session = subscription.session
-        sender = session.retained_sender
-        if sender is None:
-            if session.has_capacity() and not has_wildcard(topic_filter):
+        if not session.retained_lookup.is_running():
+            if session.outbound.has_capacity() and not has_wildcard(topic_filter):
                 message = self.retained.find(topic_filter, self.turn.now)
                 # A QoS 2 publish that waits for its commit is already queued for the earlier
                 # subscriptions.
                 if message is not None and (is_new or not self.retained.is_reserved(topic_filter)):
                     self.deliver_retained(subscription, [message])
                 return
-            sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
-        sender.add(topic_filter)
+            session.retained_lookup = RetainedSender(session, self)
+        session.retained_lookup.add(topic_filter)
 
     def resume_retained(self, session: Session, pending_filters: list[bytes]) -> None:
         """After a restart, look up the pending retained filters of a session again."""
-        sender = RetainedSender(session, self.retained, self.turn)
+        sender = RetainedSender(session, self)
         sender.is_in_session_record = True
         for topic_filter in pending_filters:
             sender.add(topic_filter)
-        session.retained_sender = sender
+        session.retained_lookup = sender
         sender.resume()
 
     def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.encode_extra_properties()
         for message in messages:
             qos = message.qos
-            delivery = subscription.session.deliver(
+            delivery = subscription.session.outbound.deliver(
                 message, qos if qos < subscription.qos else subscription.qos, True, extra, None
             )
             if delivery is not None and delivery.persistent_id:
@@ -302,21 +318,22 @@ class Router:
         """Remove the state of a session that has ended; shared messages go to other members."""
         if session.persistent_id:
             self.session_store.delete_session(session)
-        session.retained_sender = None
+        session.retained_lookup = NO_RETAINED_LOOKUP
         for topic_filter in list(session.subscriptions):
             self.unsubscribe(session, topic_filter)
         self.namespaces.on_session_ended(session)
         reassignable: list[Delivery] = session.end_and_collect()
         for delivery in reassignable:
             self.reassign_shared(delivery, session)
-        if session.proxies is not None:
-            session.proxies.on_session_ended()
+        session.proxies.on_session_ended()
 
     def reassign_shared(self, delivery: Delivery, excluded: Session) -> None:
         """Give a delivery of the ended session `excluded` to another member of its share."""
         share = delivery.share
         expires_at = delivery.message.expires_at
-        if share is not None and (expires_at == 0.0 or expires_at > self.turn.now):
+        if isinstance(share, SharedSubscription) and (
+            expires_at == 0.0 or expires_at > self.turn.now
+        ):
             is_delivered = self.deliver_to_share(delivery.message, share, excluded)
             if not is_delivered:
                 self.cluster.forward_shared(delivery.message, share)
@@ -324,8 +341,9 @@ class Router:
     def ack_after_commit(self, session: Session, packet: Publish) -> None:
         """Acknowledge `packet` after the records of this publish are committed."""
         self.namespaces.finish_batch()
-        self.session_store.notify_after_commit(session, session.make_tag(packet))
-        session.expect_commit(packet)
+        inbound = session.inbound
+        self.session_store.notify_after_commit(inbound, inbound.make_tag(packet))
+        inbound.expect_commit(packet)
 
     def needs_store(self, message: Publish, origin: Session) -> bool:
         """Return whether a publish needs the store, which accepts nothing at the moment.
@@ -364,7 +382,7 @@ class Router:
         if reason:
             self.release_backpressure()
 
-    def apply_backpressure(self, connection: Connection) -> None:
+    def apply_backpressure(self, connection: ConnectionPort) -> None:
         """Pause the publisher if too many bytes wait for a commit."""
         if self.session_store.is_saturated() and connection.throttle():
             self.throttled_connections.append(connection)
@@ -376,12 +394,6 @@ class Router:
             self.throttled_connections = []
             for connection in throttled:
                 connection.unthrottle()
-
-    def store_session(self, session: Session, tag: i64) -> None:
-        """Store a changed persistent session; with a tag, notify it after the commit."""
-        self.session_store.store_session(session)
-        if tag:
-            self.session_store.notify_after_commit(session, tag)
 
 
 def _effective_recipient(recipient: Recipient, origin: Session | None) -> Recipient | None:

@@ -9,15 +9,13 @@ turn and one system call per connection, instead of one per packet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from librt.strings import BytesWriter
 
+from sluice.broker.ports import ConnectionPort
 from sluice.clock import Clock
 from sluice.queues.ports import Committer
-
-if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
 
 MAX_SLICE_SECONDS: Final = 0.01  # for the work of one connection, before others are served
 MAX_POOLED_BUFFERS: Final = 256
@@ -31,7 +29,7 @@ class Turn:
         self._clock = clock
         self.now: float = clock()
         self._call_soon = call_soon
-        self._with_output: list[Connection] = []
+        self._with_output: list[ConnectionPort] = []
         self._buffer_pool: list[BytesWriter] = []
         self._flush: Callable[[], None] = self.flush
         self._scheduled: bool = False
@@ -70,7 +68,7 @@ class Turn:
             self._call_soon(self._run_next_slice)
         run_slice()
 
-    def register_output(self, connection: Connection) -> None:
+    def register_output(self, connection: ConnectionPort) -> None:
         """Write to `connection` at the end of the turn."""
         if not self._scheduled:
             self.schedule_flush()
@@ -111,7 +109,5 @@ class Turn:
                 connection.flush()
             except (OSError, RuntimeError) as error:
                 # The transport failed. Only this connection ends.
-                connection.broker.log(
-                    "write failed", {"peer": connection.peer(), "fault": str(error)}
-                )
+                connection.log("write failed", {"peer": connection.peer(), "fault": str(error)})
                 connection.abort()

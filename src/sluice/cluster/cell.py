@@ -21,12 +21,13 @@ from mypy_extensions import i64
 
 from sluice.broker.broker import Broker
 from sluice.broker.cluster_port import LOCAL_CELL, ClusterPort, SessionProxies
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
-from sluice.broker.net.connection import Connection
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.reason_mapping import get_reason_code
 from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
 from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.turn import Turn
 from sluice.cluster.membership.placement import cell_of
 from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
@@ -231,7 +232,7 @@ class CellSource(FanoutSource):
         session = fanout.session
         if session is None or fanout.message.qos != 1:
             return False
-        return session.connection is None or session.get_connection_epoch() != fanout.epoch
+        return session.connection is None or session.inbound.get_epoch() != fanout.epoch
 
     def is_superseded(self, fanout: Fanout) -> bool:
         return self.latest.get(fanout.message.topic) is not fanout.message
@@ -257,6 +258,10 @@ class CellClusterPort(ClusterPort):
         # For sessions with pending or started lookups.
         self.published_topics: dict[Session, PublishedTopics] = {}
         self._is_resume_scheduled = False
+
+    def turn(self) -> Turn:
+        """Return the turn of this cell's broker."""
+        return self._router.turn
 
     def owns_client(self, client_id: str) -> bool:
         return cell_of(client_id, self.node.cells) == self.cell_number
@@ -300,12 +305,12 @@ class CellClusterPort(ClusterPort):
     def stores_retained(self, topic: bytes) -> bool:
         return topic.startswith(b"$SYS/") or cell_of(topic, self.node.cells) == self.cell_number
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         router = self._router
         stored_before = router.stored_count
         session_store = router.session_store
         is_exactly_once = packet.qos == 2 and session.persistent_id != 0
-        earlier_dedup_id = session.find_dedup_id(packet) if is_exactly_once else 0
+        earlier_dedup_id = session.inbound.find_dedup_id(packet) if is_exactly_once else 0
         dedup_id = earlier_dedup_id or (session_store.new_dedup_id() if is_exactly_once else 0)
         targets, shares = self._targets_for(packet, dedup_id)
         if packet.retain:
@@ -320,10 +325,10 @@ class CellClusterPort(ClusterPort):
                 else:
                     receivers = int(router.publish(packet, session))
             except QueueError as error:
-                session.refuse(packet, connection, get_reason_code(error), str(error))
+                session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
                 return
         if receivers < 0:
-            session.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
+            session.inbound.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
             return
         unassigned = self._cell._deliver_to_shares(packet, shares, is_exactly_once)
         receivers += len(shares) - len(unassigned)
@@ -332,7 +337,7 @@ class CellClusterPort(ClusterPort):
         )
         if not targets and not unassigned:
             if is_exactly_once:
-                session.remove_from_outbox(int(packet.packet_id))
+                session.inbound.remove_from_outbox(int(packet.packet_id))
             if packet.qos > 0 and awaits_commit:
                 router.ack_after_commit(session, packet)
             elif packet.qos > 0:
@@ -341,9 +346,9 @@ class CellClusterPort(ClusterPort):
                     PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, ""
                 )
         elif packet.qos > 0:
-            session.expect_commit(packet)
+            session.inbound.expect_commit(packet)
             self._cell.pending_publishes += 1
-            epoch = session.get_connection_epoch()
+            epoch = session.inbound.get_epoch()
             fanout = self.node.new_fanout(
                 packet, partial(self._on_fanout_done, session, packet, epoch)
             )
@@ -351,7 +356,7 @@ class CellClusterPort(ClusterPort):
             if packet.retain:
                 self._source.latest[packet.topic] = packet
             if is_exactly_once:
-                lowest = session.add_to_outbox(packet, dedup_id)
+                lowest = session.inbound.add_to_outbox(packet, dedup_id)
                 fanout.origin = PublishOrigin(
                     self.cell_number, session.persistent_id, dedup_id, lowest
                 )
@@ -397,8 +402,8 @@ class CellClusterPort(ClusterPort):
             set_message_id(packet, secrets.token_hex(12))
             then()
             return
-        dedup_id = session.find_dedup_id(packet) or session_store.new_dedup_id()
-        session.add_to_outbox(packet, dedup_id)
+        dedup_id = session.inbound.find_dedup_id(packet) or session_store.new_dedup_id()
+        session.inbound.add_to_outbox(packet, dedup_id)
         set_message_id(packet, f"{self.cell_number:x}.{session.persistent_id:x}.{dedup_id:x}")
         session_store.record_outbox(session, int(packet.packet_id), dedup_id, AfterCommit(then))
 
@@ -415,7 +420,7 @@ class CellClusterPort(ClusterPort):
             reason = NO_MATCHING_SUBSCRIBERS if receivers == 0 else 0
             if fault:
                 reason = IMPLEMENTATION_SPECIFIC_ERROR if fault == UNREACHABLE else QUOTA_EXCEEDED
-            session.ack_deferred(packet, False, epoch, reason, fault)
+            session.inbound.ack_deferred(packet, False, epoch, reason, fault)
 
     def _targets_for(
         self, packet: Publish, dedup_id: int = 0

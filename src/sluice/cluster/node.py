@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from sluice.broker.net.connection import Connection
 from sluice.broker.net.memory_transport import connect_in_memory
+from sluice.broker.ports import ConnectionPort
 from sluice.clock import steady_time
 from sluice.cluster.cell import Cell
 from sluice.cluster.ingress.stream_acceptor import accept_stream, is_known_greeting
@@ -76,7 +76,7 @@ class Node:
         # Cells with parked publishes. Later publishes are parked too, to keep the order.
         self._blocked_cells: set[int] = set()
         self._is_sweep_scheduled = False
-        self._throttled_connections: list[Connection] = []
+        self._throttled_connections: list[ConnectionPort] = []
         self.searches = RetainedSearches()
 
     def now(self) -> float:
@@ -377,7 +377,7 @@ class Node:
 
     # ---- backpressure
 
-    def throttle_if_congested(self, connection: Connection) -> None:
+    def throttle_if_congested(self, connection: ConnectionPort) -> None:
         """Throttle a publisher while a bridge's peer reads too slowly."""
         if (
             any(bridge.is_write_paused for bridge in self._bridges.values())

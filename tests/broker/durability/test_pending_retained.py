@@ -107,7 +107,7 @@ def test_retained_messages_are_not_sent_again_once_all_were_queued(
     reader = connect(harness)
     assert read_all(reader) == []
     session = reader.connection.session
-    assert session is not None and session.retained_sender is None
+    assert session is not None and not session.retained_lookup.is_running()
 
 
 def test_lookup_that_ends_within_its_subscribe_writes_one_session_record(

@@ -90,7 +90,7 @@ def test_acknowledgement_of_a_message_not_yet_resent_counts(harness: BrokerHarne
     assert reader.take() == []
     reader.send(Ack(PUBACK, sent[0].packet_id))
     assert reader.payloads() == [b"3"]
-    assert harness.broker.registry.sessions["r"].buffered_bytes == 2
+    assert harness.broker.registry.sessions["r"].outbound.buffered_bytes == 2
 
 
 def test_too_many_unreleased_qos_2_messages_end_the_connection() -> None:
@@ -137,7 +137,7 @@ def test_message_too_large_for_its_subscriber_is_dropped_and_counted(
         writer.publish("t", b"x" * size, qos)
     assert [len(message.payload) for message in reader.messages()] == [64 - overhead, 1]
     assert harness.counters.publishes_dropped == 1
-    assert harness.broker.registry.sessions["r"].buffered_bytes == (
+    assert harness.broker.registry.sessions["r"].outbound.buffered_bytes == (
         64 - overhead + 1 + 2 if qos else 0
     )
 
@@ -153,7 +153,7 @@ def test_resumed_client_with_smaller_packet_limit_is_not_sent_larger_messages(
     reader.drop()
     reader = harness.connect_persistent("r", maximum_packet_size=64)
     assert reader.payloads() == [b"small"]
-    assert harness.broker.registry.sessions["r"].buffered_bytes == 6
+    assert harness.broker.registry.sessions["r"].outbound.buffered_bytes == 6
 
 
 def test_reason_strings_are_omitted_where_they_do_not_fit() -> None:
@@ -228,7 +228,7 @@ def test_slow_subscriber_gets_qos_1_in_order_up_to_its_limits() -> None:
     assert reported == [b"%03d" % nth for nth in range(len(reported))]
     assert 55 <= len(reported) <= 65
     assert harness.counters.publishes_dropped == 200 - len(reported)
-    assert harness.broker.registry.sessions["r"].buffered_bytes == 0
+    assert harness.broker.registry.sessions["r"].outbound.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("online", [True, False])
@@ -241,8 +241,8 @@ def test_memory_of_one_session_is_bounded_including_properties(online: bool) -> 
     for _ in range(50):
         writer.publish("t", b"", 1, user=[("k", "v" * 10_000)])
     session = harness.broker.registry.sessions["r"]
-    assert 100_000 <= session.buffered_bytes <= 112_000
-    assert session.dropped_count == 40
+    assert 100_000 <= session.outbound.buffered_bytes <= 112_000
+    assert session.outbound.dropped_count == 40
 
 
 def test_client_that_sends_requests_and_does_not_read_is_paused() -> None:

@@ -51,7 +51,7 @@ def test_will_at_shutdown_reaches_an_offline_session(harness: BrokerHarness) -> 
     harness.broker.stop(lambda: None)
     harness.loop.settle()
     session = harness.broker.registry.sessions["subscriber"]
-    assert len(session.inflight) + len(session.queued or ()) == 1
+    assert len(session.outbound.inflight) + len(session.outbound.queued or ()) == 1
 
 
 def test_no_timer_remains_after_shutdown(harness: BrokerHarness) -> None:

@@ -69,7 +69,10 @@ def test_expiry_interval_counts_down_while_a_message_is_queued(harness: BrokerHa
         (b"eternal", -1),
     ]
     assert harness.counters.publishes_dropped == 1
-    assert harness.broker.registry.sessions["r"].buffered_bytes == len(b"long" + b"eternal") + 2
+    assert (
+        harness.broker.registry.sessions["r"].outbound.buffered_bytes
+        == len(b"long" + b"eternal") + 2
+    )
 
 
 def test_message_that_expires_in_a_full_window_is_not_sent(harness: BrokerHarness) -> None:

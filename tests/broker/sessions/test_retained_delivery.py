@@ -62,7 +62,8 @@ def test_other_clients_are_served_during_a_retained_lookup() -> None:
     harness.loop.settle()
     assert topics(first + take_publishes(reader)) == sorted(b"a/%d" % nth for nth in range(3000))
     assert (
-        reader.connection.session is not None and reader.connection.session.retained_sender is None
+        reader.connection.session is not None
+        and not reader.connection.session.retained_lookup.is_running()
     )
 
 
@@ -100,7 +101,8 @@ def test_suback_comes_first_and_few_messages_come_in_the_same_turn() -> None:
     reader = harness.connect("r")
     send_subscribe(reader, "a/1", "a/+")
     assert (
-        reader.connection.session is not None and reader.connection.session.retained_sender is None
+        reader.connection.session is not None
+        and not reader.connection.session.retained_lookup.is_running()
     )
     harness.loop.settle()
     packets = reader.take()
@@ -177,11 +179,11 @@ def test_unsubscribe_cancels_unsent_retained_messages() -> None:
     harness.loop.step()
     harness.loop.tick = 0.0
     session = reader.connection.session
-    assert session is not None and session.retained_sender is not None
+    assert session is not None and session.retained_lookup.is_running()
     harness.broker.router.unsubscribe(session, b"a/+")
     harness.loop.settle()
     assert 0 < len(take_publishes(reader)) < 1000
-    assert session.retained_sender is None
+    assert not session.retained_lookup.is_running()
 
 
 def test_end_of_the_session_cancels_unsent_retained_messages() -> None:
@@ -191,11 +193,11 @@ def test_end_of_the_session_cancels_unsent_retained_messages() -> None:
     slow_clock(harness)
     send_subscribe(reader, "a/+")
     session = reader.connection.session
-    assert session is not None and session.retained_sender is not None
+    assert session is not None and session.retained_lookup.is_running()
     harness.broker.turn.flush()
     reader.drop()
     harness.loop.settle()
-    assert session.retained_sender is None and session.dropped_count == 0
+    assert not session.retained_lookup.is_running() and session.outbound.dropped_count == 0
 
 
 @pytest.mark.parametrize("handling", [1, 2])

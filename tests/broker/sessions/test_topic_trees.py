@@ -47,7 +47,7 @@ def sessions() -> list[Session]:
     limits = Limits()
     turn = Turn(lambda callback: None, lambda: 1.0)
     router = Router(limits, turn, Counters(), VolatileSessionStore())
-    return [Session(name, router) for name in "abc"]
+    return [Session(name, router.session_services) for name in "abc"]
 
 
 def check_route(

@@ -11,6 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
+from sluice.broker.net.connection import Connection
 from sluice.broker.net.listener import open_listener
 from sluice.broker.net.memory_transport import WRITE_HIGH_WATER, connect_in_memory
 from sluice.cluster.ingress.client_ingress import ClientIngress, Tunnel
@@ -134,12 +135,12 @@ async def test_client_that_does_not_read_slows_down_its_stream(net: MemoryCluste
         async with net.nodes["b"].client(client_in(3)) as publisher:
             for _ in range(1000):
                 await publisher.publish("flood", body, qos=0)
-                if session[name].dropped_count:
+                if session[name].outbound.dropped_count:
                     break
                 await asyncio.sleep(0)
-            await until(lambda: session[name].dropped_count)
+            await until(lambda: session[name].outbound.dropped_count)
             connection = session[name].connection
-            assert connection is not None and connection.is_write_paused
+            assert isinstance(connection, Connection) and connection.is_write_paused
             assert connection.transport.get_write_buffer_size() < 3 * WRITE_HIGH_WATER
         writer.close()
         await until(lambda: name not in session)

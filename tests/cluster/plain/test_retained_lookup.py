@@ -154,7 +154,7 @@ async def test_value_published_while_its_filter_waits_for_a_slot_is_not_followed
 ) -> None:
     a = net.nodes["a"]
     cell = a.node.local_cells[0]
-    session = Session("s", cell.broker.router)
+    session = Session("s", cell.broker.router.session_services)
     for nth in range(MAX_LOOKUPS_PER_SESSION + 2):
         subscription = Subscription(session, b"+/%d" % nth, 0, False, False, 0, 0)
         cell.broker.router.subscribe(subscription)
@@ -170,7 +170,7 @@ async def test_value_published_while_its_filter_waits_for_a_slot_is_not_followed
 
 async def test_retained_will_is_newer_than_a_running_lookup(net: MemoryCluster) -> None:
     cell = net.nodes["a"].node.local_cells[0]
-    session = Session("s", cell.broker.router)
+    session = Session("s", cell.broker.router.session_services)
     subscription = Subscription(session, b"a/+", 0, False, False, 0, 0)
     cell.broker.router.subscribe(subscription)
     cell.cluster_port.send_retained(subscription)

@@ -38,7 +38,7 @@ def connections_of(net: MemoryCluster) -> int:
         net.nodes["a"]
         .node.local_cells[0]
         .broker.registry.sessions[client_in(0)]
-        .get_connection_epoch()
+        .inbound.get_epoch()
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
+from sluice.broker.namespaces.queues.memberships import list_consumers
 from sluice.broker.sessions.session import Session
 from sluice.errors import ClientNotConnected, UnknownClient
 
@@ -76,10 +77,10 @@ def build_client_view(session: Session) -> model.Client:
         disconnected_at=0.0 if connection is not None else float(session.disconnected_at),
         session_expiry=int(session.expiry_seconds),
         subscriptions=len(session.subscriptions) + len(session.queue_requests),
-        inflight=len(session.inflight),
-        queued=0 if session.queued is None else len(session.queued),
-        queued_bytes=int(session.buffered_bytes),
-        dropped=int(session.dropped_count),
+        inflight=len(session.outbound.inflight),
+        queued=0 if session.outbound.queued is None else len(session.outbound.queued),
+        queued_bytes=int(session.outbound.buffered_bytes),
+        dropped=int(session.outbound.dropped_count),
     )
 
 
@@ -97,7 +98,7 @@ def build_client_detail(session: Session) -> model.ClientDetail:
             inflight=int(consumer.in_flight),
             prefetch=int(consumer.prefetch),
         )
-        for consumer in islice(session.queue_consumers.values(), MAX_SHOWN)
+        for consumer in islice(list_consumers(session), MAX_SHOWN)
     ]
     return model.ClientDetail(
         client=build_client_view(session),

@@ -8,7 +8,7 @@ topic is computed once and cached, so a publish costs one lookup. This module pa
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sluice.broker.acl.acl import PUBLISH as PUBLISH_ACTION
 from sluice.broker.acl.acl import (
@@ -22,17 +22,11 @@ from sluice.broker.acl.acl import (
     clause_for_filter,
     clause_for_topic,
 )
-from sluice.broker.namespaces.queues.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
-from sluice.broker.namespaces.queues.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
+from sluice.broker.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
+from sluice.broker.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
 from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
-from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import split_share
-
-if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
-    from sluice.broker.sessions.registry import SessionRegistry
-    from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
 ECQ_PREFIX: Final = b"$ECQ/"
@@ -197,28 +191,12 @@ class Grant:
             self._publish_cache[topic] = allowed
         return allowed
 
-    def refuse(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """Refuse a publish that is not allowed.
-
-        QoS 0 has no acknowledgement: the message is dropped, and the first one to each topic is
-        logged.
-        """
-        if (
-            packet.topic not in self._logged_topics
-            and len(self._logged_topics) < MAX_LOGGED_REFUSALS
-        ):
-            self._logged_topics.add(packet.topic)
-            facts: dict[str, object] = {
-                "client": session.client_id,
-                "user": self.user,
-                "peer": connection.peer(),
-                "topic": packet.topic.decode(),
-            }
-            connection.broker.log("publish not allowed", facts)
-        if packet.qos == 0:
-            session.router.counters.publishes_dropped += 1
-        else:
-            session.refuse(packet, connection, NOT_AUTHORIZED, MAY_NOT_PUBLISH)
+    def is_new_refusal(self, topic: bytes) -> bool:
+        """Return whether a refused publish to this topic should be logged: the first one is."""
+        if topic in self._logged_topics or len(self._logged_topics) >= MAX_LOGGED_REFUSALS:
+            return False
+        self._logged_topics.add(topic)
+        return True
 
 
 def will_error(will: Publish, grant: Grant | None) -> str:
@@ -229,32 +207,6 @@ def will_error(will: Publish, grant: Grant | None) -> str:
             "have a rule added, or use another topic"
         )
     return ""
-
-
-def enforce_grant(session: Session, grant: Grant) -> None:
-    """Apply the current rules to a session that may have been created under other rules.
-
-    Unsubscribe it from filters that are no longer allowed, and drop queued messages that it may not
-    receive. The client is not notified: MQTT has no packet with which a server ends one
-    subscription.
-    """
-    router = session.router
-    for topic_filter in list(session.subscriptions):
-        if not grant.may_subscribe(topic_filter):
-            router.unsubscribe(session, topic_filter)
-    for topic_filter in list(session.queue_requests):
-        if not grant.may_subscribe(topic_filter):
-            router.namespaces.find(topic_filter).unsubscribe(session, topic_filter)
-    session.drop_unauthorized(grant)
-    if session.persistent_id:
-        router.store_session(session, 0)
-
-
-def enforce_all_grants(registry: SessionRegistry) -> None:
-    """Apply changed rules to all existing sessions."""
-    for session in list(registry.sessions.values()):
-        if session.grant is not None:
-            enforce_grant(session, session.grant)
 
 
 def _watched_queues(topic_filter: bytes) -> bytes:

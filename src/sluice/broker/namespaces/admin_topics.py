@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_publish,
     restore_remote,
     unsubscribe_remote,
 )
 from sluice.broker.namespaces.responses import refuse_reserved_name
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.reason_mapping import get_reason_code
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.subscribe_options import SubscribeOptions
@@ -28,7 +29,6 @@ from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
 
@@ -45,8 +45,8 @@ class AdminTopics(PlainTopics):
         self._scheduler: Scheduler = scheduler
         self._statistics: QueueStatistics = QueueStatistics(router, handler)
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        if forward_publish(packet, session, connection):
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
+        if forward_publish(self._router, packet, session, connection):
             return
         turn = self._router.turn
         self._handler.engine.now = turn.now
@@ -54,7 +54,7 @@ class AdminTopics(PlainTopics):
         try:
             self._execute(packet.topic, packet.payload)
         except QueueError as error:
-            session.refuse(packet, connection, get_reason_code(error), str(error))
+            session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             return
         if packet.qos > 0:
             self._router.ack_after_commit(session, packet)
@@ -84,12 +84,12 @@ class AdminTopics(PlainTopics):
             )
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        return unsubscribe_remote(session, topic_filter)
+        return unsubscribe_remote(self._router, session, topic_filter)
 
     def restore_subscription(
         self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
-        restore_remote(session, topic_filter, options)
+        restore_remote(self._router, session, topic_filter, options)
 
 
 class QueueStatistics(Deadline):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.namespace import NamespaceHandler
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.reason_mapping import get_reason_code
 from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.errors import QueueError, make_store_refusal
@@ -16,10 +17,8 @@ from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import PendingSuback
 
 
 class PlainTopics(NamespaceHandler):
@@ -28,7 +27,7 @@ class PlainTopics(NamespaceHandler):
     def __init__(self, router: Router) -> None:
         self._router: Router = router
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Publish to a plain topic.
 
         The message has reached its recipients when this method returns, so the acknowledgement is
@@ -49,10 +48,10 @@ class PlainTopics(NamespaceHandler):
             else:
                 recipient_count = router.publish(packet, session)
         except QueueError as error:
-            session.refuse(packet, connection, get_reason_code(error), str(error))
+            session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             return
         if recipient_count < 0:
-            session.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
+            session.inbound.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
         elif packet.qos > 0 and (
             router.stored_count != stored_before or (packet.qos == 2 and session.persistent_id)
         ):
@@ -66,7 +65,9 @@ class PlainTopics(NamespaceHandler):
         elif router.stored_count != stored_before:
             router.apply_backpressure(connection)
 
-    def _can_skip_store(self, packet: Publish, session: Session, connection: Connection) -> bool:
+    def _can_skip_store(
+        self, packet: Publish, session: Session, connection: ConnectionPort
+    ) -> bool:
         """Return whether `packet` can be published while the store accepts nothing.
 
         Refuse a packet that would have to be stored. QoS 0 has no acknowledgement: it goes to
@@ -84,7 +85,7 @@ class PlainTopics(NamespaceHandler):
         error = make_store_refusal(
             router.unavailable_reason, router.is_out_of_space, router.is_out_of_memory
         )
-        session.refuse(packet, connection, get_reason_code(error), str(error))
+        session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
         return False
 
     def publish_will(self, will: Publish, session: Session | None) -> None:
@@ -108,7 +109,7 @@ class PlainTopics(NamespaceHandler):
         packet: Subscribe,
         request: SubscriptionRequest,
         granted: int,
-        suback: PendingSuback,
+        added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         identifiers = packet.properties.subscription_ids if packet.properties is not None else None
         subscription = Subscription(
@@ -120,5 +121,5 @@ class PlainTopics(NamespaceHandler):
             request.retain_handling,
             identifiers[0] if identifiers else 0,
         )
-        suback.subscriptions.append((subscription, self._router.subscribe(subscription)))
+        added.append((subscription, self._router.subscribe(subscription)))
         return granted, ""

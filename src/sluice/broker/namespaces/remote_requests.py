@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.broker.ports import ConnectionPort
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
 
 
-def forward_publish(packet: Publish, session: Session, connection: Connection) -> bool:
+def forward_publish(
+    router: Router, packet: Publish, session: Session, connection: ConnectionPort
+) -> bool:
     """Publish in the cell that owns the topic; return False if it is this one."""
     if session.is_proxy:
         return False
-    cluster = session.router.cluster
+    cluster = router.cluster
     cell = cluster.cell_for(packet.topic, packet.payload)
     if cell < 0:
         return False
@@ -34,18 +36,20 @@ def forward_will(router: Router, will: Publish) -> bool:
     return True
 
 
-def restore_remote(session: Session, topic_filter: bytes, options: SubscribeOptions) -> bool:
+def restore_remote(
+    router: Router, session: Session, topic_filter: bytes, options: SubscribeOptions
+) -> bool:
     """Restore a subscription in other cells; return whether this cell has a part of it, too."""
-    cluster = session.router.cluster
+    cluster = router.cluster
     if session.is_proxy or not cluster.matches_remote(topic_filter):
         return True
     cluster.restore_subscription(session, topic_filter, options)
     return cluster.matches_local(topic_filter)
 
 
-def unsubscribe_remote(session: Session, topic_filter: bytes) -> bool:
+def unsubscribe_remote(router: Router, session: Session, topic_filter: bytes) -> bool:
     """End a subscription in other cells; return whether the session had requested it."""
-    cluster = session.router.cluster
+    cluster = router.cluster
     if not session.is_proxy and cluster.matches_remote(topic_filter):
         cluster.get_proxies(session).unsubscribe(topic_filter)
     return session.queue_requests.pop(topic_filter, None) is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker.namespaces.plain_topics import PlainTopics
+from sluice.broker.ports import ConnectionPort
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import NOT_AUTHORIZED
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
 
 SYS_RESERVED: Final = (
@@ -18,11 +18,11 @@ SYS_RESERVED: Final = (
 
 
 class ReservedTopics(PlainTopics):
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         if packet.qos == 0:
             self._router.counters.publishes_dropped += 1
         else:
-            session.refuse(packet, connection, NOT_AUTHORIZED, SYS_RESERVED)
+            session.inbound.refuse(packet, connection, NOT_AUTHORIZED, SYS_RESERVED)
 
     def publish_error(self) -> str:
         return SYS_RESERVED

@@ -15,12 +15,13 @@ from mypy_extensions import i64
 from sluice.broker.commit_forwarder import DeferredPublish
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.plain_topics import PlainTopics
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_publish,
     restore_remote,
     unsubscribe_remote,
 )
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.reason_mapping import get_reason_code
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.subscribe_options import SubscribeOptions
@@ -33,10 +34,8 @@ from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import PendingSuback
 
 RESPONSES_PREFIX: Final = b"$queue/responses/"
 RESPONSE_TTL_SECONDS: Final = 30.0
@@ -61,12 +60,12 @@ class ResponseTopics(PlainTopics):
         self._queue_handler: NamespaceHandler = queue_handler
         self._pending: PendingResponses = pending
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Deliver a response, or hold it in memory, and acknowledge it at once.
 
         QoS 2 of a persistent session is forwarded after its packet id is committed.
         """
-        if forward_publish(packet, session, connection):
+        if forward_publish(self._router, packet, session, connection):
             return
         try:
             if packet.qos == 2 and session.persistent_id:
@@ -76,7 +75,7 @@ class ResponseTopics(PlainTopics):
                 return
             self._pending.publish(packet)
         except QueueError as error:
-            session.refuse(packet, connection, get_reason_code(error), str(error))
+            session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             return
         if packet.qos > 0:
             connection.send_ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0, "")
@@ -96,11 +95,11 @@ class ResponseTopics(PlainTopics):
         packet: Subscribe,
         request: SubscriptionRequest,
         granted: int,
-        suback: PendingSuback,
+        added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         """Subscribe if no other client consumes these responses."""
         if self._pending.is_free_for(session, request.topic_filter):
-            return super().subscribe(session, packet, request, granted, suback)
+            return super().subscribe(session, packet, request, granted, added)
         return (
             NOT_AUTHORIZED,
             "another client takes these responses already: use a correlation id of your own",
@@ -110,12 +109,12 @@ class ResponseTopics(PlainTopics):
         self._pending.deliver_to(subscription)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        return unsubscribe_remote(session, topic_filter)
+        return unsubscribe_remote(self._router, session, topic_filter)
 
     def restore_subscription(
         self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
-        restore_remote(session, topic_filter, options)
+        restore_remote(self._router, session, topic_filter, options)
 
 
 class StoredResponse(DeferredPublish):
@@ -148,7 +147,7 @@ class PendingResponses(Deadline):
         if route.recipients:
             target = route.recipients[0]
             qos = message.qos
-            delivery = target.session.deliver(
+            delivery = target.session.outbound.deliver(
                 message,
                 qos if qos < target.qos else target.qos,
                 False,
@@ -203,7 +202,9 @@ class PendingResponses(Deadline):
             for pending in self._by_topic.pop(topic):
                 self._release(pending)
                 qos = min(pending.message.qos, subscription.qos)
-                delivery = subscription.session.deliver(pending.message, qos, False, extra, None)
+                delivery = subscription.session.outbound.deliver(
+                    pending.message, qos, False, extra, None
+                )
                 self._router.store_qos2_delivery(pending.message, delivery)
 
     def _release(self, pending: _PendingResponse) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from sluice.broker.ports import NO_LIMIT, ConnectionPort
 from sluice.broker.sessions import subscribe
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import Deadline
@@ -45,6 +46,7 @@ from sluice.wire.properties import (
     PUBACK,
     PUBLISH,
     PUBREC,
+    PUBREL,
     SUBSCRIBE,
     Properties,
 )
@@ -61,9 +63,7 @@ if TYPE_CHECKING:
     from sluice.broker.broker import Broker
     from sluice.broker.net.rate_limiter import RateLimiter
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import SubscribeTask
 
-NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
 # More output than this is written before the end of the turn.
 FLUSH_THRESHOLD_BYTES: Final = 262_144
 MAX_REASON_STRING_LENGTH: Final = 1024  # in characters
@@ -75,31 +75,24 @@ CLOCK_CHECK_BYTES: Final = 2048  # input between two reads of the clock
 CLOSE_TIMEOUT_SECONDS: Final = 5.0  # for a peer to read our last packets
 
 
-class Connection(Deadline):
+class Connection(ConnectionPort):
     def __init__(self, broker: Broker) -> None:
+        super().__init__()
         self.broker: Broker = broker
         self.session: Session | None = None
         self.transport: Any = None
-        self.version: i64 = 0  # 0 until CONNECT
-        self.is_write_paused: bool = False  # the peer reads more slowly than we write
         self.is_paused_for_output: bool = False  # the peer reads so slowly that we stop reading it
         # Publishes faster than the store accepts or the rate allows.
         self.is_throttled: bool = False
-        self.closing: bool = False
         self.lost: bool = False
         self.keep_alive: float = 0.0  # seconds of silence that are allowed; 0.0: unlimited
-        self.last_read_at: float = 0.0
-        self.opened_at: float = 0.0
-        self.max_outgoing_packet: i64 = NO_LIMIT  # the client's maximum packet size
         self.wants_reason_strings: bool = True
         self.max_outgoing_aliases: i64 = 0  # the client's topic alias maximum
-        self.is_from_cluster: bool = False  # from another cell, which has authenticated it
         # The revocable credential that identified the user; empty: none.
         self.credential_id: str = ""
         self.rate_limiter: RateLimiter | None = None  # None: no rate limit
         # Input that arrived while authentication is running.
         self.auth_buffer: list[bytes] | None = None
-        self.has_fast_path: bool = False  # MQTT 5.0, no packet size limit, no aliases
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
         self._last_topic: bytes = b""  # of the last incoming PUBLISH
@@ -107,8 +100,6 @@ class Connection(Deadline):
         self._out: BytesWriter | None = None
         # Its time slice is used up: the rest of its input waits for a later turn.
         self.is_input_deferred: bool = False
-        # A SUBSCRIBE that takes more than one turn.
-        self.pending_subscribe: SubscribeTask | None = None
         self._deferred_input: bytes = b""  # input that was read and is not yet processed
         self._has_eof: bool = False  # the peer has closed its side: process the rest at once
 
@@ -173,11 +164,11 @@ class Connection(Deadline):
         if not self.closing:
             self.last_read_at = self.broker.turn.begin()
             try:
-                pending_subscribe = self.pending_subscribe
-                if pending_subscribe is not None:
-                    self.pending_subscribe = None
-                    pending_subscribe.advance()
-                if self.pending_subscribe is not None:
+                pending_input = self.pending_input
+                if pending_input is not None:
+                    self.pending_input = None
+                    pending_input.advance()
+                if self.pending_input is not None:
                     self._defer_input(data)
                 elif data and not self.closing:
                     self._process_input(data)
@@ -236,7 +227,6 @@ class Connection(Deadline):
                 self.transport.resume_reading()
         session = self.session
         if session is not None:
-            session.resume_sending()
             session.on_writable()
 
     def _pause_if_output_full(self) -> None:
@@ -294,6 +284,9 @@ class Connection(Deadline):
         found = None if self.transport is None else self.transport.get_extra_info("socket")
         return -1 if found is None else int(found.fileno())
 
+    def log(self, event: str, facts: dict[str, object]) -> None:
+        self.broker.log(event, facts)
+
     def peer(self) -> str:
         """Return the peer's address and port, for logs and access rules."""
         address = None if self.transport is None else self.transport.get_extra_info("peername")
@@ -335,19 +328,19 @@ class Connection(Deadline):
                 self.broker.incoming.receive(packet, session, self)
             elif head == 0x40:
                 if end - body == 2:
-                    session.on_puback(read_u16(data, body, end), 0)
+                    session.outbound.on_puback(read_u16(data, body, end), 0)
                 else:
                     ack = decode_ack(data, PUBACK, body, end, self.version)
                     if ack.reason != SUCCESS:
                         self._check_reason(PUBACK, ack.reason)
-                    session.on_puback(ack.packet_id, ack.reason)
+                    session.outbound.on_puback(ack.packet_id, ack.reason)
             elif head >> 4 == CONNECT:  # refused without decoding it
                 raise ProtocolViolation("a second CONNECT on one connection")  # [MQTT-3.1.0-2]
             else:
                 self._process_other_packet(decode(data, head, body, end, self.version), session)
             if self.closing:
                 return
-            if self.pending_subscribe is not None:
+            if self.pending_input is not None:
                 self._defer_input(data[end:])
                 return
             if end >= next_clock_check:
@@ -379,11 +372,14 @@ class Connection(Deadline):
             assert isinstance(packet, Ack)
             if packet.reason != SUCCESS:
                 self._check_reason(kind, packet.reason)
-            session.on_qos2_ack(packet, self)
+            if kind == PUBREL:
+                session.inbound.on_pubrel(packet, self)
+            else:
+                session.outbound.on_qos2_ack(packet, self)
         elif isinstance(packet, Subscribe):
-            subscribe.handle_subscribe(session, packet, self)
+            subscribe.handle_subscribe(self.broker.router, session, packet, self)
         elif isinstance(packet, Unsubscribe):
-            subscribe.handle_unsubscribe(session, packet, self)
+            subscribe.handle_unsubscribe(self.broker.router, session, packet, self)
         elif isinstance(packet, Disconnect):
             self._on_disconnect(packet, session)
         elif kind == AUTH:
@@ -409,7 +405,7 @@ class Connection(Deadline):
                 properties.session_expiry, self.broker.limits.max_session_expiry
             )
             if session.persistent_id:
-                self.broker.router.store_session(session, 0)
+                self.broker.router.session_store.store_session(session)
         if packet.reason == SUCCESS:
             # [MQTT-3.14.4-3]; with any other reason the will is published [MQTT-3.1.2-8]
             session.will = None

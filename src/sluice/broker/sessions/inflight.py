@@ -15,7 +15,6 @@ from mypy_extensions import i64
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.subscriptions import SharedSubscription
     from sluice.queues.log import PendingMessage
 
 MIN_SLOTS: Final = 16
@@ -24,6 +23,10 @@ MAX_EMPTY_SLOTS: Final = 256  # a larger array is freed when it is empty
 MAX_POOLED_DELIVERIES: Final = 256
 # Placeholder for the packet of a queue message, which is built again for a resend.
 UNBUILT_PACKET: Final = Publish(b"", b"", 1)
+
+
+class Share:
+    """A shared subscription, as far as a delivery knows it."""
 
 
 class Delivery:
@@ -35,7 +38,7 @@ class Delivery:
         qos: i64,
         retain: bool,
         extra_properties: bytes,
-        share: SharedSubscription | None,
+        share: Share | None,
     ) -> None:
         self.message: Publish = message
         self.qos: i64 = qos
@@ -43,7 +46,7 @@ class Delivery:
         # Encoded properties for this recipient alone.
         self.extra_properties: bytes = extra_properties
         # Gets the message if this session ends before the acknowledgement.
-        self.share: SharedSubscription | None = share
+        self.share: Share | None = share
         # The bytes that count against the session's limit.
         self.size: i64 = len(message.payload) + len(message.raw_properties) + len(message.topic)
         self.packet_id: i64 = 0  # set when it is sent
@@ -69,6 +72,10 @@ class Delivery:
         """Return whether something else resends it after a reconnect."""
         return False
 
+    def end_deferral(self) -> bool:
+        """Return whether its resend was deferred; it no longer is."""
+        return False
+
     def on_acknowledged(self, reason: i64) -> None:
         """Called after the client has acknowledged it, with success or an error."""
 
@@ -91,7 +98,7 @@ class DeliveryPool:
         qos: i64,
         retain: bool,
         extra_properties: bytes,
-        share: SharedSubscription | None,
+        share: Share | None,
     ) -> Delivery:
         if not self._pool:
             delivery = Delivery(message, qos, retain, extra_properties, share)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice.broker.net.connection import Connection
+from sluice.broker.ports import ConnectionPort
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.session import Session
@@ -32,7 +32,7 @@ class SessionRegistry:
         self.sessions: dict[str, Session] = {}
 
     def open_session(
-        self, connection: Connection, client_id: str, clean_start: bool
+        self, connection: ConnectionPort, client_id: str, clean_start: bool
     ) -> tuple[Session, bool]:
         """Return the session for a CONNECT, and whether it existed before."""
         session = self.sessions.get(client_id)
@@ -46,7 +46,7 @@ class SessionRegistry:
             session = None
         is_present = session is not None
         if session is None:
-            session = Session(client_id, self._router)
+            session = Session(client_id, self._router.session_services)
             self.sessions[client_id] = session
         if connection.is_from_cluster:
             return session, is_present  # a client of another cell, which counts it
@@ -54,6 +54,12 @@ class SessionRegistry:
         counters.clients_connected += 1
         counters.clients_maximum = max(counters.clients_maximum, counters.clients_connected)
         return session, is_present
+
+    def on_connected(self, session: Session, connection: ConnectionPort) -> None:
+        """Attach `session` to its connection, after its CONNACK was written."""
+        session.attach(connection)
+        self._router.namespaces.on_attached(session)
+        session.proxies.on_attached()
 
     def on_disconnected(self, session: Session) -> None:
         """Detach `session` from its connection, which has ended."""
@@ -71,10 +77,8 @@ class SessionRegistry:
             else:
                 self._scheduler.wake_at(now + session.will_delay, _DelayedWill(self, session, will))
         self._router.namespaces.on_detached(session)
-        if session.proxies is not None:
-            session.proxies.on_detached()
-        if session.retained_sender is not None:
-            session.retained_sender.resume()  # messages for a persistent session are stored for it
+        session.proxies.on_detached()
+        session.retained_lookup.resume()  # messages for a persistent session are stored for it
         if session.expiry_seconds != NEVER_EXPIRES:
             self._scheduler.wake_at(now + session.expiry_seconds, _SessionExpiry(self, session))
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.broker.ports import NO_RETAINED_LOOKUP, RetainedLookup
 from sluice.broker.sessions.retained import (
     STEPS_PER_SLICE,
     Match,
@@ -35,16 +36,19 @@ from sluice.broker.sessions.retained import (
 from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 
 if TYPE_CHECKING:
+    from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
 
 MAX_WALK_LEVELS: Final = 4096  # of one walk: the filters cost memory until it is over
 
 
-class RetainedSender:
-    def __init__(self, session: Session, retained: RetainedMessages, turn: Turn) -> None:
+class RetainedSender(RetainedLookup):
+    def __init__(self, session: Session, router: Router) -> None:
+        super().__init__()
+        self._router: Router = router
         self._session: Session = session
-        self._retained: RetainedMessages = retained
-        self._turn: Turn = turn
+        self._retained: RetainedMessages = router.retained
+        self._turn: Turn = router.turn
         # Filters, and the change number of the tree at their SUBSCRIBE.
         self._pending: dict[bytes, i64] = {}
         self._active: dict[bytes, WalkFilter] = {}  # filters of the current walk
@@ -53,7 +57,9 @@ class RetainedSender:
         self._sent_count: int = 0  # how many of `_found` are sent
         self._paused: bool = True
         self._scheduled: bool = False
-        self.is_in_session_record: bool = False  # the session record names pending filters
+
+    def is_running(self) -> bool:
+        return True
 
     def pending_filters(self) -> list[bytes]:
         """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
@@ -91,7 +97,7 @@ class RetainedSender:
 
     def _continue(self) -> None:
         self._scheduled = False
-        if self._session.retained_sender is self:  # else the session has ended
+        if self._session.retained_lookup is self:  # else the session has ended
             self._run(self._turn.begin())
 
     def _run(self, started: float) -> None:
@@ -118,9 +124,9 @@ class RetainedSender:
     def _end(self) -> None:
         """Detach from the session; delete the pending filters from its record if stored."""
         session = self._session
-        session.retained_sender = None
+        session.retained_lookup = NO_RETAINED_LOOKUP
         if self.is_in_session_record:
-            session.router.store_session(session, 0)
+            self._router.session_store.store_session(session)
 
     def _must_wait(self) -> bool:
         """Return whether the client must read or acknowledge first.
@@ -131,14 +137,14 @@ class RetainedSender:
         connection = session.connection
         if connection is not None and connection.is_write_paused:
             return True
-        waiting = session.queued
+        waiting = session.outbound.queued
         if not waiting and connection is not None:
             return False  # no acknowledgement would call `resume`
-        limits = session.router.limits
+        limits = self._router.limits
         count = len(waiting) if waiting is not None else 0
         return (
             2 * count >= limits.max_queued_messages
-            or 2 * session.buffered_bytes >= limits.max_queued_bytes
+            or 2 * session.outbound.buffered_bytes >= limits.max_queued_bytes
         )
 
     def _send_next(self) -> None:
@@ -149,7 +155,7 @@ class RetainedSender:
         if message is None or subscription is None:
             return
         if not self._retained.is_reserved(message.topic):  # the newer one may be queued already
-            self._session.router.deliver_retained(subscription, [message])
+            self._router.deliver_retained(subscription, [message])
 
     def _begin_walk(self) -> bool:
         """Start a walk with the pending filters; return whether there were any."""

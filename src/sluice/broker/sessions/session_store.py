@@ -7,30 +7,26 @@ at start. An acknowledgement that promises durability leaves after the commit.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
 from sluice.broker.sessions.inflight import Delivery
+from sluice.broker.sessions.services import DeliveryRecords
 from sluice.broker.sessions.session import Session
-from sluice.broker.sessions.subscriptions import Subscription
-from sluice.broker.subscribe_options import decode_options
 from sluice.broker.turn import Turn
 from sluice.queues.log import (
-    PENDING_PID,
     RETAINED_PID,
     SESSIONS_PID,
     BrokerState,
-    RestoredRecord,
     write_recipients,
 )
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
-    from sluice.broker.sessions.registry import SessionRegistry
+    pass
 
 
 # Key in a session record: filters whose retained messages are not all queued.
@@ -39,7 +35,7 @@ PENDING_RETAINED_KEY: Final = "owed_retained"
 MAX_UNCOMMITTED_BYTES: Final = 8_388_608
 
 
-class VolatileSessionStore:
+class VolatileSessionStore(DeliveryRecords):
     """Stores nothing: sessions and retained messages end with the broker.
 
     No session is persistent then, so the methods for persistent sessions are never called.
@@ -47,9 +43,6 @@ class VolatileSessionStore:
 
     def __init__(self) -> None:
         self.is_durable: bool = False
-
-    def notify_after_commit(self, publisher: Publisher, tag: i64) -> None:
-        """Call `publisher.on_committed(tag)` after everything recorded so far is committed."""
 
     def open_frame_number(self) -> i64:
         """Return the number of the open frame."""
@@ -68,9 +61,6 @@ class VolatileSessionStore:
         """Store a persistent session that has begun or changed."""
 
     def delete_session(self, session: Session) -> None: ...
-
-    def record_received(self, session: Session, packet_id: int, released: bool) -> None:
-        """Record an incoming QoS 2 message of a persistent session, or its release."""
 
     def new_dedup_id(self) -> int:
         return 0
@@ -92,21 +82,6 @@ class VolatileSessionStore:
 
     def store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
         """Store one message for persistent sessions, once, until all of them have received it."""
-
-    def record_sent(self, delivery: Delivery) -> None:
-        """Store the packet id of a QoS 2 message: it may only be resent under that id."""
-
-    def record_pubrec(self, delivery: Delivery) -> None:
-        """Store the receipt of PUBREC: the message is no longer needed, its packet id is."""
-
-    def record_completed(self, delivery: Delivery) -> None: ...
-
-    def delete_pending(self, delivery: Delivery) -> None: ...
-
-    def restore(
-        self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
-    ) -> None:
-        """Restore sessions and retained messages first, then pending messages in their order."""
 
 
 class SessionStore(VolatileSessionStore):
@@ -151,10 +126,10 @@ class SessionStore(VolatileSessionStore):
         if session.persistent_id == 0:
             session.persistent_id = int(self._state.next_session_id)
             self._state.next_session_id += 1
-        sender = session.retained_sender
-        pending_filters = sender.pending_filters() if sender is not None else []
-        if sender is not None:
-            sender.is_in_session_record = len(pending_filters) > 0
+        lookup = session.retained_lookup
+        pending_filters = lookup.pending_filters()
+        if lookup.is_running():
+            lookup.is_in_session_record = len(pending_filters) > 0
         value = encode_session(session, pending_filters)
         self._state.put_entry(SESSIONS_PID, session.client_id.encode(), value, self._timestamp_ms())
 
@@ -163,10 +138,8 @@ class SessionStore(VolatileSessionStore):
             self._state.delete_entry(SESSIONS_PID, session.client_id.encode(), self._timestamp_ms())
             self._state.forget_session(session.persistent_id)
 
-    def record_received(self, session: Session, packet_id: int, released: bool) -> None:
-        self._state.record_received(
-            session.persistent_id, packet_id, released, self._timestamp_ms()
-        )
+    def record_received(self, persistent_id: int, packet_id: int, released: bool) -> None:
+        self._state.record_received(persistent_id, packet_id, released, self._timestamp_ms())
 
     # ---- exactly once between cells
 
@@ -233,120 +206,6 @@ class SessionStore(VolatileSessionStore):
             delivery.pending_message = None
             self._turn.schedule_flush()
             self._state.mark_delivered(pending_message, delivery.persistent_id)
-
-    # ---- recovery
-
-    def restore(
-        self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
-    ) -> None:
-        by_sid: dict[int, Session] = {}
-        unsent_retained: list[tuple[Session, list[bytes]]] = []
-        for entry in entries:
-            if entry.pid == RETAINED_PID:
-                router.retained.restore(decode_message(entry.key, entry.value))
-            elif entry.pid == SESSIONS_PID:
-                record = json.loads(entry.value)
-                session = self._restore_session(entry.key.decode(), record, router, registry)
-                by_sid[session.persistent_id] = session
-                pending_filters: list[str] = record.get(PENDING_RETAINED_KEY, [])
-                if pending_filters:
-                    unsent_retained.append((session, [name.encode() for name in pending_filters]))
-            elif entry.pid == PENDING_PID:
-                self._restore_pending(entry, by_sid)
-        for sid in [*self._state.received_qos2, *self._state.sent_qos2, *self._state.dedup.outbox]:
-            if sid not in by_sid:
-                self._state.forget_session(sid)
-        for sid, session in by_sid.items():
-            self._state.next_session_id = max(self._state.next_session_id, sid + 1)
-            for packet_id, sequence in self._state.sent_qos2.get(sid, {}).items():
-                if sequence == 0:
-                    delivery = Delivery(Publish(b"", b"", 2), 2, False, b"", None)
-                    delivery.persistent_id = sid
-                    delivery.is_released = True
-                    session.restore_sent(delivery, packet_id)
-        if not router.cluster.has_other_cells:
-            # All retained and all pending messages are in memory now.
-            for session, filters in unsent_retained:
-                router.resume_retained(session, filters)
-
-    def _restore_session(
-        self, client_id: str, record: dict[str, Any], router: Router, registry: SessionRegistry
-    ) -> Session:
-        session = Session(client_id, router)
-        session.persistent_id = record["sid"]
-        session.version = record["version"]
-        session.expiry_seconds = record["expiry"]
-        session.set_user(record.get("user"))
-        session.is_proxy = record.get("foreign", False)
-        for name, qos, no_local, as_published, handling, identifier in record["subscriptions"]:
-            subscription = Subscription(
-                session, name.encode(), qos, no_local, as_published, handling, identifier
-            )
-            router.subscribe(subscription)
-            router.namespaces.find(subscription.topic_filter).on_subscribed(subscription)
-        for name, qos, texts in record["queues"]:
-            # Queue subscriptions stay stored while queues are switched off.
-            options = decode_options(qos, texts)
-            session.queue_requests[name.encode()] = options
-            topic_filter = name.encode()
-            router.namespaces.find(topic_filter).restore_subscription(
-                session, topic_filter, options
-            )
-        received = self._state.received_qos2.get(session.persistent_id)
-        if received:
-            session.restore_received(received)
-        outbox = self._state.dedup.outbox.get(session.persistent_id)
-        if outbox:
-            session.outbox = dict(sorted(outbox.items(), key=_dedup_id_of))
-        registry.restore(session)
-        return session
-
-    def _restore_pending(self, entry: RestoredRecord, by_sid: dict[int, Session]) -> None:
-        pending_message = self._state.find_pending(entry.seq)
-        if pending_message is None:
-            return
-        body = entry.value
-        count: i64 = i64(read_i32_le(body, 0))
-        at: i64 = 4 + 8 * count
-        headers: list[tuple[int, int, bool, bytes]] = []
-        for nth in range(count):
-            qos = body[at]
-            retain = body[at + 1] == 1
-            size: i64 = i64(read_i32_le(body, at + 2))
-            extra = body[at + 6 : at + 6 + size]
-            at += 6 + size
-            headers.append((int(read_i64_le(body, 4 + 8 * nth)), qos, retain, extra))
-        size = i64(read_i32_le(body, at))
-        topic = body[at + 4 : at + 4 + size]
-        message = decode_message(topic, body[at + 4 + size :])
-        for sid, qos, retain, extra in headers:
-            if sid not in pending_message.recipients:
-                continue
-            session = by_sid.get(sid)
-            if session is None:
-                self._state.mark_delivered(pending_message, sid)
-                continue
-            delivery = Delivery(message, qos, retain, extra, None)
-            delivery.persistent_id = sid
-            delivery.pending_message = pending_message
-            packet_id = find_sent_packet_id(self._state.sent_qos2.get(sid), int(entry.seq))
-            if packet_id:
-                session.restore_sent(delivery, packet_id)
-            else:
-                session.restore_queued(delivery)
-
-
-def _dedup_id_of(outbox_item: tuple[int, int]) -> int:
-    return outbox_item[1]
-
-
-def find_sent_packet_id(sent: dict[int, int] | None, sequence: int) -> int:
-    """Return the packet id under which a QoS 2 message was sent to a session, or 0."""
-    if sent is not None:
-        for packet_id, seq in sent.items():
-            if seq == sequence:
-                return packet_id
-    return 0
 
 
 def _write_bytes(out: BytesWriter, data: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl.grants import MAY_NOT_SUBSCRIBE
+from sluice.broker.ports import ConnectionPort, InputTask
 from sluice.broker.sessions.subscriptions import estimate_filter_bytes
 from sluice.broker.subscribe_options import read_options
 from sluice.errors import ProtocolViolation
@@ -30,7 +31,7 @@ from sluice.wire.topics import has_wildcard, split_share, topic_filter_error
 
 if TYPE_CHECKING:
     from sluice.broker.namespace import NamespaceHandler
-    from sluice.broker.net.connection import Connection
+    from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.subscriptions import Subscription
 
@@ -49,25 +50,30 @@ OPTIONS_TOO_LONG: Final = (
 )
 
 
-def handle_subscribe(session: Session, packet: Subscribe, connection: Connection) -> None:
+def handle_subscribe(
+    router: Router, session: Session, packet: Subscribe, connection: ConnectionPort
+) -> None:
     if packet.count > MAX_FILTERS:
         reasons = [QUOTA_EXCEEDED] * packet.count
         connection.send_suback(0x90, packet.packet_id, reasons, TOO_MANY_FILTERS)
         return
-    SubscribeTask(session, packet, connection).advance()
+    SubscribeTask(router, session, packet, connection).advance()
 
 
-class SubscribeTask:
+class SubscribeTask(InputTask):
     """Carry out a SUBSCRIBE, in several turns if it creates queues or joins many.
 
     Its connection processes no other packet meanwhile.
     """
 
-    def __init__(self, session: Session, packet: Subscribe, connection: Connection) -> None:
+    def __init__(
+        self, router: Router, session: Session, packet: Subscribe, connection: ConnectionPort
+    ) -> None:
+        self._router: Router = router
         self._session: Session = session
         self._packet: Subscribe = packet
-        self._connection: Connection = connection
-        self._suback: PendingSuback = PendingSuback(session, connection, packet)
+        self._connection: ConnectionPort = connection
+        self._suback: PendingSuback = PendingSuback(router, session, connection, packet)
         self._next: int = 0
 
     def advance(self) -> None:
@@ -76,17 +82,17 @@ class SubscribeTask:
         connection = self._connection
         while True:
             if self._is_joining():
-                connection.pending_subscribe = self
+                connection.pending_input = self
                 return
             if self._next == len(packet.requests):
                 break
             request = packet.requests[self._next]
             self._next += 1
-            _subscribe_one(session, packet, request, self._suback)
+            _subscribe_one(self._router, session, packet, request, self._suback)
             if self._next < len(packet.requests) and connection.is_over_time_slice():
-                connection.pending_subscribe = self
+                connection.pending_input = self
                 return
-        if not wait_for_cluster(session, self._suback):
+        if not wait_for_cluster(self._router, self._suback):
             self._suback.finish_one()
 
     def _is_joining(self) -> bool:
@@ -96,35 +102,39 @@ class SubscribeTask:
         the SUBSCRIBE still take effect.
         """
         session = self._session
-        return session.router.namespaces.is_joining(session) and not self._connection.has_eof()
+        return self._router.namespaces.is_joining(session) and not self._connection.has_eof()
 
 
 def _subscribe_one(
-    session: Session, packet: Subscribe, request: SubscriptionRequest, suback: PendingSuback
+    router: Router,
+    session: Session,
+    packet: Subscribe,
+    request: SubscriptionRequest,
+    suback: PendingSuback,
 ) -> None:
-    granted, text = _check_filter(session, request)
+    granted, text = _check_filter(router, session, request)
     topic_filter = request.topic_filter
     if granted < 0x80 and packet.properties is not None:
         granted, text = _check_options(packet.properties.user, topic_filter, granted)
     if granted >= 0x80:
         suback.add_reason(granted, text)
         return
-    namespaces = session.router.namespaces
+    namespaces = router.namespaces
     handler = namespaces.find(topic_filter)
     if (
         handler is not namespaces.plain
         and not session.is_proxy
-        and session.router.cluster.matches_remote(topic_filter)
+        and router.cluster.matches_remote(topic_filter)
     ):
-        _subscribe_remote(handler, session, packet, request, granted, suback)
+        _subscribe_remote(router, handler, session, packet, request, granted, suback)
         return
-    reason, text = handler.subscribe(session, packet, request, granted, suback)
+    reason, text = handler.subscribe(session, packet, request, granted, suback.subscriptions)
     suback.add_reason(reason, text)
 
 
-def wait_for_cluster(session: Session, suback: PendingSuback) -> bool:
+def wait_for_cluster(router: Router, suback: PendingSuback) -> bool:
     """Return whether the SUBACK waits until the other nodes know the new filters."""
-    cluster = session.router.cluster
+    cluster = router.cluster
     if not cluster.has_other_cells or not suback.subscriptions:
         return False
     cluster.after_interest_known(suback.finish_one, suback.fail)
@@ -132,6 +142,7 @@ def wait_for_cluster(session: Session, suback: PendingSuback) -> bool:
 
 
 def _subscribe_remote(
+    router: Router,
     handler: NamespaceHandler,
     session: Session,
     packet: Subscribe,
@@ -140,11 +151,13 @@ def _subscribe_remote(
     suback: PendingSuback,
 ) -> None:
     """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
-    cluster = session.router.cluster
+    cluster = router.cluster
     topic_filter = request.topic_filter
     options = read_options(packet, min(granted, 1))
     if cluster.matches_local(topic_filter):
-        reason, text = handler.subscribe(session, packet, request, options.qos, suback)
+        reason, text = handler.subscribe(
+            session, packet, request, options.qos, suback.subscriptions
+        )
         if reason >= 0x80:
             suback.add_reason(reason, text)
             return
@@ -158,10 +171,13 @@ def _subscribe_remote(
 class PendingSuback:
     """The SUBACK of one SUBSCRIBE; it is sent after all its filters are in effect."""
 
-    def __init__(self, session: Session, connection: Connection, packet: Subscribe) -> None:
+    def __init__(
+        self, router: Router, session: Session, connection: ConnectionPort, packet: Subscribe
+    ) -> None:
+        self._router: Router = router
         self.session: Session = session
         self.subscriptions: list[tuple[Subscription, bool]] = []
-        self._connection: Connection = connection
+        self._connection: ConnectionPort = connection
         self._packet: Subscribe = packet
         self._reasons: list[int] = []
         self._reason_string: str = ""
@@ -195,14 +211,22 @@ class PendingSuback:
             # filters with pending retained messages: usually none, and then no second record
             # follows.
             self._send_retained()
-            session.send_suback(
-                connection, 0x90, self._packet.packet_id, self._reasons, self._reason_string
-            )
+            self._send()
         else:
-            session.send_suback(
-                connection, 0x90, self._packet.packet_id, self._reasons, self._reason_string
-            )
+            self._send()
             self._send_retained()
+
+    def _send(self) -> None:
+        packet_id = self._packet.packet_id
+        send_suback(
+            self._router,
+            self.session,
+            self._connection,
+            0x90,
+            packet_id,
+            self._reasons,
+            self._reason_string,
+        )
 
     def _log_refusal(self) -> None:
         """Log the first refused filter: many clients do not show the reason of a SUBACK."""
@@ -217,17 +241,15 @@ class PendingSuback:
                     "reason": get_reason_name(reason),
                     "why": self._reason_string,
                 }
-                self._connection.broker.log("subscribe refused", facts)
+                self._connection.log("subscribe refused", facts)
                 return
 
     def _send_retained(self) -> None:
-        session = self.session
-        router = session.router
+        router = self._router
         for subscription, is_new in self.subscriptions:
             router.send_retained(subscription, is_new)
             router.namespaces.find(subscription.topic_filter).on_subscribed(subscription)
-        if session.retained_sender is not None:
-            session.retained_sender.start()
+        self.session.retained_lookup.start()
 
     def fail(self) -> None:
         """End the connection: other nodes do not learn of the filters in time.
@@ -253,9 +275,11 @@ class RemoteFilterReply:
         self._suback.resolve(self._position, reason, reason_string)
 
 
-def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
+def _check_filter(
+    router: Router, session: Session, request: SubscriptionRequest
+) -> tuple[int, str]:
     """Return the granted QoS, or the reason code and text of a refusal."""
-    limits = session.router.limits
+    limits = router.limits
     topic_filter = request.topic_filter
     fault = topic_filter_error(topic_filter, limits.max_topic_levels)
     if fault:
@@ -272,7 +296,7 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
         return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not supported by this server"
     if inner in limits.refused_filters:
         return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to all clients"
-    handler = session.router.namespaces.find(inner)
+    handler = router.namespaces.find(inner)
     refusal, fault = handler.filter_error(session, inner, share_name != b"")
     if refusal:
         return refusal, fault
@@ -289,7 +313,7 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
             f"the subscriptions of a client are at most {limits.max_subscriptions} here",
         )
     if not is_known:
-        fault = _memory_error(session, inner, topic_filter)
+        fault = _memory_error(router, session, inner, topic_filter)
         if fault:
             return QUOTA_EXCEEDED, fault
     return min(request.qos, int(limits.max_qos)), ""
@@ -311,12 +335,11 @@ def _check_options(
     return granted, ""
 
 
-def _memory_error(session: Session, inner: bytes, topic_filter: bytes) -> str:
+def _memory_error(router: Router, session: Session, inner: bytes, topic_filter: bytes) -> str:
     """Return why there is no memory for a new filter, or an empty string if there is.
 
     Consumers and administrators may subscribe while memory is short: they free memory.
     """
-    router = session.router
     max_bytes = router.limits.max_subscription_bytes
     if session.subscription_bytes + estimate_filter_bytes(topic_filter) > max_bytes:
         return (
@@ -332,7 +355,9 @@ def _memory_error(session: Session, inner: bytes, topic_filter: bytes) -> str:
     return ""
 
 
-def handle_unsubscribe(session: Session, packet: Unsubscribe, connection: Connection) -> None:
+def handle_unsubscribe(
+    router: Router, session: Session, packet: Unsubscribe, connection: ConnectionPort
+) -> None:
     reasons: list[int] = []
     if packet.count > MAX_FILTERS:
         if session.version != V5:  # its UNSUBACK has no reason codes
@@ -341,11 +366,29 @@ def handle_unsubscribe(session: Session, packet: Unsubscribe, connection: Connec
         connection.send_suback(0xB0, packet.packet_id, reasons, TOO_MANY_FILTERS)
         return
     for topic_filter in packet.filters:
-        router = session.router
-        is_known = router.unsubscribe(session, topic_filter) or router.namespaces.find(
-            topic_filter
-        ).unsubscribe(session, topic_filter)
+        handler = router.namespaces.find(topic_filter)
+        is_known = router.unsubscribe(session, topic_filter) or handler.unsubscribe(
+            session, topic_filter
+        )
         reasons.append(SUCCESS if is_known else NO_SUBSCRIPTION_EXISTED)
-    session.send_suback(
-        connection, 0xB0, packet.packet_id, reasons if session.version == V5 else [], ""
-    )
+    if session.version != V5:
+        reasons = []
+    send_suback(router, session, connection, 0xB0, packet.packet_id, reasons, "")
+
+
+def send_suback(
+    router: Router,
+    session: Session,
+    connection: ConnectionPort,
+    head: int,
+    packet_id: int,
+    reasons: list[int],
+    reason_string: str,
+) -> None:
+    """Send a SUBACK or UNSUBACK; for a persistent session, after the change is committed."""
+    if session.persistent_id:
+        router.session_store.store_session(session)
+        session.inbound.send_suback_after_commit(head, packet_id, reasons, reason_string)
+        router.apply_backpressure(connection)
+    else:
+        connection.send_suback(head, packet_id, reasons, reason_string)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from sluice.broker.sessions.inflight import Share
 from sluice.wire.primitives import write_varint
 from sluice.wire.topics import has_wildcard, matches, split_share
 
@@ -89,7 +90,7 @@ def encode_subscription_ids(identifiers: list[int]) -> bytes:
     return out.getvalue()
 
 
-class SharedSubscription:
+class SharedSubscription(Share):
     """One shared subscription: each message goes to one of its members, in turn."""
 
     def __init__(self, share_name: bytes, topic_filter: bytes) -> None:
@@ -118,7 +119,7 @@ class SharedSubscription:
             member = self.members[at]
             if member.session is excluded:
                 continue
-            if member.session.has_capacity():
+            if member.session.outbound.has_capacity():
                 self._next = at + 1
                 return member
             if fallback is None and (

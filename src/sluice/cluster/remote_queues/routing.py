@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from sluice.broker.namespaces.queues.queue_topics import INVALID, QUEUE_PREFIX, parse_queue_topic
+from sluice.broker.queue_topics import INVALID, QUEUE_PREFIX, parse_queue_topic
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.wire.topics import has_wildcard
 

@@ -14,13 +14,13 @@ from mypy_extensions import i64
 
 from sluice.broker.cluster_port import SessionProxies
 from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
-from sluice.broker.namespaces.queues.queue_topics import (
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.queue_topics import (
     QUEUE_PREFIX,
     PublishOptions,
     parse_queue_topic,
     read_publish_options,
 )
-from sluice.broker.net.connection import Connection
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
@@ -43,29 +43,30 @@ class MqttSessionProxies(SessionProxies):
     def __init__(self, session: Session, cluster: CellClusterPort, clean_start: bool) -> None:
         self.session = session
         self._cluster = cluster
+        self._turn = cluster.turn()
         # False: the session was restored after a restart, and remote sessions may exist.
         self._clean_start = clean_start
         self._proxies: dict[int, MqttSessionProxy] = {}
-        self._throttled_connections: list[Connection] = []
+        self._throttled_connections: list[ConnectionPort] = []
 
     # ---- requests of the session
 
     def publish(
-        self, cell: i64, packet: Publish, is_settlement: bool, connection: Connection
+        self, cell: i64, packet: Publish, is_settlement: bool, connection: ConnectionPort
     ) -> None:
         session = self.session
         if packet.qos > 0:
-            session.expect_commit(packet)
+            session.inbound.expect_commit(packet)
         proxy = self._proxy_for(int(cell))
         if packet.qos == 2 and not is_settlement:
             self._cluster.forward_qos2(
                 session,
                 packet,
-                partial(proxy.publish, packet, False, session.get_connection_epoch()),
+                partial(proxy.publish, packet, False, session.inbound.get_epoch()),
             )
         else:
-            session.defer_receipt(packet)
-            proxy.publish(packet, is_settlement, session.get_connection_epoch())
+            session.inbound.defer_receipt(packet)
+            proxy.publish(packet, is_settlement, session.inbound.get_epoch())
         if proxy.is_full() and connection.throttle():
             self._throttled_connections.append(connection)
 
@@ -120,7 +121,7 @@ class MqttSessionProxies(SessionProxies):
         self, packet: Publish, is_settlement: bool, epoch: int, reason: int, reason_string: str
     ) -> None:
         if packet.qos > 0:
-            self.session.ack_deferred(packet, is_settlement, epoch, reason, reason_string)
+            self.session.inbound.ack_deferred(packet, is_settlement, epoch, reason, reason_string)
         self.unthrottle_connections()
 
     def refuse_timed_out(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
@@ -128,10 +129,10 @@ class MqttSessionProxies(SessionProxies):
         session = self.session
         connection = session.connection
         if session.version == V5 or not is_settlement:
-            session.ack_deferred(
+            session.inbound.ack_deferred(
                 packet, is_settlement, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE
             )
-        elif connection is not None and session.get_connection_epoch() == epoch:
+        elif connection is not None and session.inbound.get_epoch() == epoch:
             # MQTT 3.1.1 cannot refuse a settlement: without an answer the client repeats it.
             connection.end(IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE)
         self.unthrottle_connections()
@@ -152,11 +153,11 @@ class MqttSessionProxies(SessionProxies):
                 connection.unthrottle()
 
     def now(self) -> float:
-        return self.session.router.turn.now
+        return self._turn.now
 
     def begin_turn(self) -> None:
         """Begin a turn of this cell, because data of a stream is processed."""
-        self.session.router.turn.begin()
+        self._turn.begin()
 
     def call_soon(self, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(call)

@@ -22,13 +22,7 @@ from mypy_extensions import i64
 
 from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
-from sluice.broker.namespaces.queues.queue_topics import (
-    EXPLICIT_SUFFIX,
-    EXTEND,
-    NACK,
-    REJECT,
-    RELEASE,
-)
+from sluice.broker.queue_topics import EXPLICIT_SUFFIX, EXTEND, NACK, REJECT, RELEASE
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.remote_queues.pending_requests import (
@@ -133,7 +127,7 @@ class MqttSessionProxy(Port):
         self.is_persistent = bool(self._filters) and session.expiry_seconds > 0
         connect = Connect(session.client_id, V5, self._clean_start or not self.is_persistent, 0)
         connect.properties.session_expiry = session.expiry_seconds if self.is_persistent else 0
-        connect.properties.receive_maximum = max(1, int(session.window))
+        connect.properties.receive_maximum = max(1, int(session.outbound.window))
         # The user name binds the remote deliveries to the user as well.
         connect.username = session.user or None
         if session.version != V5:
@@ -416,18 +410,18 @@ class MqttSessionProxy(Port):
         if self._cached_entries is not None:
             self._unsettled.record(self._cached_entries, packet.topic, packet.raw_properties)
         if packet.qos == 0:
-            session.deliver(packet, 0, False, extra, None)
+            session.outbound.deliver(packet, 0, False, extra, None)
             return
         remote_packet_id = int(packet.packet_id)
         self._seen_packet_ids.add(remote_packet_id)
         existing = self._deliveries.get(remote_packet_id)
         if existing is not None and packet.dup:
             existing.connection_number = self._connection_number
-            session.resend_remote(existing)
+            session.outbound.resend_remote(existing)
             return
         delivery = RemoteDelivery(packet, extra, self, packet.packet_id, self._connection_number)
         self._deliveries[remote_packet_id] = delivery
-        session.deliver_remote(delivery)
+        session.outbound.deliver_remote(delivery)
         if session.connection is not None and session.connection.is_write_paused:
             self.set_reading(False)
 
@@ -444,7 +438,7 @@ class MqttSessionProxy(Port):
             ):
                 del self._deliveries[remote_packet_id]
                 if delivery.needs_resend:
-                    self._proxies.session.drop_remote(delivery)
+                    self._proxies.session.outbound.drop_remote(delivery)
 
     def _on_ack(self, packet_id: int, reason: int, properties: Properties | None) -> None:
         sent = self._in_flight.pop(packet_id, None)

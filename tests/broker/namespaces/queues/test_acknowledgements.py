@@ -6,7 +6,7 @@ import pytest
 
 from sluice.broker.acl.acl import AccessControlList
 from sluice.broker.acl.grants import Grant
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK

@@ -122,11 +122,12 @@ def _slow_connection(consumer: Consumer) -> Finding | None:
             " until it has caught up",
             f"Look at {consumer.client} and at its network, or add a second consumer to its group",
         )
-    if connection is not None and len(session.inflight) >= session.window:
+    if connection is not None and len(session.outbound.inflight) >= session.outbound.window:
         return Finding(
             "window-full",
             f"consumer {consumer.client} has"
-            f" {phrases.pluralize(len(session.inflight), 'packet')} to acknowledge (PUBACK),"
+            f" {phrases.pluralize(len(session.outbound.inflight), 'packet')} to acknowledge"
+            " (PUBACK),"
             " as many as its receive maximum allows",
             "Let it send PUBACKs as deliveries arrive, or connect with a larger receive maximum",
         )

@@ -39,11 +39,7 @@ class ExclusiveSubscriber(OwnerSubscriber):
         self._scratch: BytesWriter = BytesWriter()
 
     def capacity(self) -> i64:
-        return self.session.get_capacity()
-
-    def schedule_dispatch(self) -> None:
-        """Ask for values, after its client has capacity again."""
-        self.queues.schedule_dispatch(self)
+        return self.session.outbound.get_capacity()
 
     def deliver(self, seq: i64, message: Message) -> None:
         packet = Publish(self._topic_prefix + message.key, message.payload, 1)
@@ -58,7 +54,7 @@ class ExclusiveSubscriber(OwnerSubscriber):
             packet.raw_properties = out.getvalue()
             if message.expires:
                 packet.expires_at = message.expires_at()
-        self.session.deliver_now(ExclusiveDelivery(packet, self, seq))
+        self.session.outbound.deliver_now(ExclusiveDelivery(packet, self, seq))
 
 
 class ExclusiveDelivery(Delivery):

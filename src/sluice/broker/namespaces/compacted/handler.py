@@ -24,15 +24,16 @@ from sluice.broker.namespaces.compacted.exclusive_subscriber import (
     ExclusiveDelivery,
     ExclusiveSubscriber,
 )
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.namespaces.remote_requests import forward_publish, forward_will
-from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener, ConnectionPort
+from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.sessions.subscriptions import Subscription, encode_subscription_ids
 from sluice.broker.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.bulk import parse_iso_time
-from sluice.queues.compacted import KeyCache, Owner, hash_name, zeros
+from sluice.queues.compacted import KeyCache, Owner, OwnerSubscriber, hash_name, zeros
 from sluice.queues.engine import Engine
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import (
@@ -44,10 +45,8 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import ONES, WORD_BYTES
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import PendingSuback
 
 PREFIX: Final = b"$ECQ/"
 WRITE_PREFIX: Final = b"$ECQ/w/"
@@ -84,9 +83,9 @@ class PendingWrite:
         session = self.session
         packet = Publish(b"", b"", (self.tag & TAG_QOS_MASK) >> 16, packet_id=self.tag & 0xFFFF)
         if packet.qos > 0:
-            session.ack_deferred(packet, False, self.tag >> 20, reason, reason_string)
+            session.inbound.ack_deferred(packet, False, self.tag >> 20, reason, reason_string)
         elif session.connection is not None:
-            session.refuse(packet, session.connection, reason, reason_string)
+            session.inbound.refuse(packet, session.connection, reason, reason_string)
 
 
 class ExclusiveQueueHandler(NamespaceHandler):
@@ -115,9 +114,9 @@ class ExclusiveQueueHandler(NamespaceHandler):
 
     # ---- writing
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Batch a PUBLISH to a topic under `$ECQ/`."""
-        if forward_publish(packet, session, connection):
+        if forward_publish(self._router, packet, session, connection):
             return
         turn = self._turn
         self._engine.now = turn.now
@@ -125,22 +124,22 @@ class ExclusiveQueueHandler(NamespaceHandler):
         topic = packet.topic
         client_end = find_client_end(topic)
         if client_end < 0:
-            session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_TOPIC_HELP)
+            session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_TOPIC_HELP)
             return
         if self._engine.publishing.unavailable_reason:
             try:
                 self._engine.check_store_available()
             except QueueError as error:
-                session.refuse(packet, connection, get_reason_code(error), str(error))
+                session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
                 return
         if packet.qos > 0:
-            session.expect_commit(packet)
+            session.inbound.expect_commit(packet)
         nth = self._write_count
         if nth == len(self._writes):
             self._writes.append(PendingWrite(session))
         write = self._writes[nth]
         write.session = session
-        write.tag = session.make_tag(packet)
+        write.tag = session.inbound.make_tag(packet)
         write.topic = topic
         write.client_end = client_end
         write.payload = packet.payload
@@ -203,7 +202,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
                 write.refuse(get_reason_code(error), str(error))
             else:
                 if write.tag & TAG_QOS_MASK:
-                    frame_builder.add_commit_waiter(write.session, write.tag)
+                    frame_builder.add_commit_waiter(write.session.inbound, write.tag)
             nth += 1
 
     def publish_will(self, will: Publish, session: Session | None) -> None:
@@ -240,7 +239,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         packet: Subscribe,
         request: SubscriptionRequest,
         granted: int,
-        suback: PendingSuback,
+        added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         """Subscribe an owner to its queue; return the granted QoS, or a reason code and text."""
         self._begin_command()
@@ -276,7 +275,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
             "do": 'have a rule allow "connect" with clients = ["%u", "%u:*"], '
             "and no rule allow it for all clients",
         }
-        connection.broker.log("exclusive queue not bound to a user", facts)
+        connection.log("exclusive queue not bound to a user", facts)
 
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive
@@ -287,13 +286,14 @@ class ExclusiveQueueHandler(NamespaceHandler):
             owner = exclusive.create_owner(session.client_id, self._engine.now)
         extra = encode_subscription_ids([identifier] if identifier else [])
         subscriber = session.exclusive_subscriber
-        if subscriber is not None and owner.subscriber is subscriber:
+        if isinstance(subscriber, ExclusiveSubscriber) and owner.subscriber is subscriber:
             # Repeated, as clients do on each connect: deliveries in flight stay.
             subscriber.extra_properties = extra
             exclusive.schedule_dispatch(subscriber)
         else:
             subscriber = ExclusiveSubscriber(session, extra, self)
             session.exclusive_subscriber = subscriber
+            session.outbound.exclusive_listener = ExclusiveCapacity(self, subscriber)
             exclusive.subscribe(subscriber, session.client_id, self._engine.now)
         if after_sequence >= 0:
             exclusive.seek(owner, after_sequence, self._engine.now)
@@ -329,6 +329,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         if subscriber is not None:
             self._begin_command()
             session.exclusive_subscriber = None
+            session.outbound.exclusive_listener = NO_CAPACITY_LISTENER
             self._engine.exclusive.unsubscribe(subscriber)
 
     def on_acknowledged(self, delivery: ExclusiveDelivery) -> None:
@@ -338,7 +339,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
             delivery.subscriber, delivery.seq, delivery.token, self._engine.now
         )
 
-    def schedule_dispatch(self, subscriber: ExclusiveSubscriber) -> None:
+    def schedule_dispatch(self, subscriber: OwnerSubscriber) -> None:
         self._begin_command()
         self._engine.exclusive.schedule_dispatch(subscriber)
 
@@ -365,6 +366,17 @@ class ExclusiveQueueHandler(NamespaceHandler):
                 self._engine.warn(
                     f"the store did not return values of {session.client_id}: reading them again"
                 )
+
+
+class ExclusiveCapacity(CapacityListener):
+    """Asks for values when the client of a subscribed owner has capacity again."""
+
+    def __init__(self, handler: ExclusiveQueueHandler, subscriber: OwnerSubscriber) -> None:
+        self._handler: ExclusiveQueueHandler = handler
+        self._subscriber: OwnerSubscriber = subscriber
+
+    def on_capacity(self) -> None:
+        self._handler.schedule_dispatch(self._subscriber)
 
 
 def is_write_topic(topic: bytes) -> bool:

@@ -32,12 +32,6 @@ class BlockedConsumers:
         consumer.is_blocked = False
         return consumer
 
-    def dispatch_next(self) -> None:
-        """Offer capacity to the first one; the engine then asks for the next."""
-        consumer = self.pop_next()
-        if consumer is not None:
-            consumer.schedule_dispatch()
-
     def remove(self, consumer: QueueConsumer) -> None:
         """Remove a consumer that leaves its queue."""
         if consumer.is_blocked:

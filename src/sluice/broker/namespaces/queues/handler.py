@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.queues.bindings import BoundQueues
+from sluice.broker.namespaces.queues.memberships import find_memberships
 from sluice.broker.namespaces.queues.message_builder import MessageBuilder
 from sluice.broker.namespaces.queues.queue_subscriptions import QueueSubscriptions
-from sluice.broker.namespaces.queues.queue_topics import (
-    ACK,
-    INVALID,
-    PUBLISH,
-    RELEASE,
-    QueueTopic,
-    parse_queue_topic,
-)
-from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.queues.settlement_topics import SettlementTopics
 from sluice.broker.namespaces.remote_requests import (
@@ -28,6 +20,16 @@ from sluice.broker.namespaces.remote_requests import (
     restore_remote,
     unsubscribe_remote,
 )
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.queue_topics import (
+    ACK,
+    INVALID,
+    PUBLISH,
+    RELEASE,
+    QueueTopic,
+    parse_queue_topic,
+)
+from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueName, QueueError, QueueNotCreated
@@ -40,10 +42,9 @@ from sluice.wire.packets import V5, Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 if TYPE_CHECKING:
-    from sluice.broker.net.connection import Connection
     from sluice.broker.router import Router
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscribe import PendingSuback
+    from sluice.broker.sessions.subscriptions import Subscription
 
 # Parsed topics; longer topics than MAX_CACHED_TOPIC_BYTES are not cached.
 MAX_CACHED_TOPICS: Final = 65_536
@@ -62,7 +63,7 @@ class QueueHandler(NamespaceHandler):
         self._turn: Turn = router.turn
         self._topic_cache: dict[bytes, QueueTopic] = {}
         self._builder: MessageBuilder = MessageBuilder(engine)
-        self._settlements: SettlementTopics = SettlementTopics(engine)
+        self._settlements: SettlementTopics = SettlementTopics(engine, router.counters)
         self.bindings: BoundQueues = BoundQueues(engine, router, self._builder, schemas)
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
             engine, self.create_queue, router.turn, self._begin_command
@@ -76,7 +77,7 @@ class QueueHandler(NamespaceHandler):
 
     # ---- publishing
 
-    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Publish to a queue, or settle deliveries."""
         topic = packet.topic
         self._begin_command()
@@ -103,11 +104,11 @@ class QueueHandler(NamespaceHandler):
                     if verb == INVALID
                     else "a group is subscribed to, not published to"
                 )
-                session.refuse(packet, connection, TOPIC_NAME_INVALID, text)
+                session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, text)
                 return
         except QueueError as error:
             if not is_settlement or session.version == V5:
-                session.refuse(packet, connection, get_reason_code(error), str(error))
+                session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             elif packet.qos > 0:
                 # MQTT 3.1.1 cannot report "too late", and a late settlement does not justify ending
                 # the connection.
@@ -126,7 +127,7 @@ class QueueHandler(NamespaceHandler):
         return parsed
 
     def _enqueue(
-        self, packet: Publish, parsed: QueueTopic, session: Session, connection: Connection
+        self, packet: Publish, parsed: QueueTopic, session: Session, connection: ConnectionPort
     ) -> None:
         engine = self.engine
         message = self._builder.build_message(packet)
@@ -137,11 +138,12 @@ class QueueHandler(NamespaceHandler):
             if packet.qos > 0:
                 self._ack_after_commit(session, packet)
         elif packet.qos > 0:
-            engine.publish(queue, message, session, session.make_tag(packet))
-            session.expect_commit(packet)
+            inbound = session.inbound
+            engine.publish(queue, message, inbound, inbound.make_tag(packet))
+            inbound.expect_commit(packet)
         else:
             engine.publish(queue, message, None, 0)
-        session.router.apply_backpressure(connection)
+        self._router.apply_backpressure(connection)
 
     def _find_queue(self, parsed: QueueTopic) -> Queue | None:
         """Return the queue of a topic.
@@ -154,8 +156,9 @@ class QueueHandler(NamespaceHandler):
         return queue
 
     def _ack_after_commit(self, session: Session, packet: Publish) -> None:
-        self.engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
-        session.expect_commit(packet)
+        inbound = session.inbound
+        self.engine.frame_builder.add_commit_waiter(inbound, inbound.make_tag(packet))
+        inbound.expect_commit(packet)
 
     def build_message(self, packet: Publish) -> Message:
         """Convert a PUBLISH to a message."""
@@ -234,7 +237,7 @@ class QueueHandler(NamespaceHandler):
         packet: Subscribe,
         request: SubscriptionRequest,
         granted: int,
-        suback: PendingSuback,
+        added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         """Join a queue, or all that match; return the granted QoS, or a reason code and text."""
         self._begin_command()
@@ -248,7 +251,7 @@ class QueueHandler(NamespaceHandler):
     def restore_subscription(
         self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
-        if not restore_remote(session, topic_filter, options):
+        if not restore_remote(self._router, session, topic_filter, options):
             return
         self._begin_command()
         try:
@@ -258,7 +261,7 @@ class QueueHandler(NamespaceHandler):
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         self._begin_command()
-        is_known = unsubscribe_remote(session, topic_filter)
+        is_known = unsubscribe_remote(self._router, session, topic_filter)
         return self.queue_subscriptions.unsubscribe(session, topic_filter) or is_known
 
     def is_joining(self, session: Session) -> bool:
@@ -271,17 +274,17 @@ class QueueHandler(NamespaceHandler):
 
         They keep their leases until the deadlines.
         """
-        if session.queue_consumers:
+        if find_memberships(session) is not None:
             self._begin_command()
             self.queue_subscriptions.pause(session)
 
     def on_attached(self, session: Session) -> None:
-        if session.queue_consumers:
+        if find_memberships(session) is not None:
             self._begin_command()
             self.queue_subscriptions.resume(session)
 
     def on_session_ended(self, session: Session) -> None:
-        if session.queue_consumers or self.queue_subscriptions.has_wildcards():
+        if find_memberships(session) is not None or self.queue_subscriptions.has_wildcards():
             self._begin_command()
             self.queue_subscriptions.end_session(session)
 

@@ -12,7 +12,7 @@ from sluice.broker.namespaces.queues.queue_options import (
     read_number,
     read_timestamp_ms,
 )
-from sluice.broker.namespaces.queues.queue_topics import (
+from sluice.broker.queue_topics import (
     MAX_IDS,
     PublishOptions,
     read_publish_options,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
+from sluice.broker.namespaces.queues.memberships import QueueMemberships, open_memberships
 from sluice.broker.sessions.inflight import UNBUILT_PACKET, Delivery
 from sluice.broker.turn import Turn
 from sluice.message import Message
@@ -133,6 +133,7 @@ class QueueConsumer(Consumer):
         self._engine: Engine = engine
         self._turn: Turn = turn
         self.session: Session = session
+        self._memberships: QueueMemberships = open_memberships(session)
         self.topic_filter: bytes = topic_filter  # as subscribed; may match many queues
         self.queue: str = queue
         self.group_name: str = group
@@ -155,17 +156,15 @@ class QueueConsumer(Consumer):
     def has_capacity(self) -> bool:
         if self.in_flight >= self.prefetch:
             return False
-        if self.session.has_capacity():
+        if self.session.outbound.has_capacity():
             return True
-        session = self.session
-        if session.blocked_consumers is None:
-            session.blocked_consumers = BlockedConsumers()
-        session.blocked_consumers.add(self)
+        self._memberships.blocked.add(self)
         return False
 
     def next_blocked_consumer(self) -> Consumer | None:
-        blocked = self.session.blocked_consumers
-        return blocked.pop_next() if blocked is not None and self.session.has_capacity() else None
+        return (
+            self._memberships.blocked.pop_next() if self.session.outbound.has_capacity() else None
+        )
 
     def deliver(self, lease: Lease) -> None:
         session = self.session
@@ -186,19 +185,19 @@ class QueueConsumer(Consumer):
                 == 0.0
             )
         ):
-            packet_id = session.inflight.next_id()
+            packet_id = session.outbound.inflight.next_id()
             out = connection.get_output()
             before: i64 = len(out)
             self._write_delivery(out, lease, message, packet_id)
             delivery = QueueDelivery(UNBUILT_PACKET, self, lease)
             delivery.size = len(out) - before
-            session.on_delivery_written(packet_id, delivery)
+            session.outbound.on_delivery_written(packet_id, delivery)
             connection.on_publish_written(len(message.payload), out)
             return
         packet = self.build_packet(lease)
         if packet.qos > 0:
-            session.deliver_now(QueueDelivery(packet, self, lease))
-        elif not session.deliver_unacknowledged(packet, self.extra_properties):
+            session.outbound.deliver_now(QueueDelivery(packet, self, lease))
+        elif not session.outbound.deliver_unacknowledged(packet, self.extra_properties):
             self.on_too_large(lease)
         elif self.acks_by_puback:
             self.on_puback(lease, 0)  # QoS 0 has no PUBACK: sent means settled
@@ -327,7 +326,7 @@ class QueueConsumer(Consumer):
 
     def on_lease_revoked(self, lease: Lease) -> None:
         """Detach a lease that is no longer this client's: its PUBACK only frees the packet id."""
-        for delivery in self.session.inflight.list_in_send_order():
+        for delivery in self.session.outbound.inflight.list_in_send_order():
             if isinstance(delivery, QueueDelivery) and delivery.lease is lease:
                 delivery.lease = None
                 return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.queue_topics import MAX_IDS
+from sluice.broker.queue_topics import MAX_IDS
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.errors import InvalidQueueConfig, TooManyIds

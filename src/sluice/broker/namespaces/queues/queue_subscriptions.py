@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from sluice.broker.namespaces.queues.memberships import (
+    close_memberships,
+    find_consumer,
+    find_memberships,
+    list_consumers,
+    open_memberships,
+)
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.broker.namespaces.queues.queue_options import ConsumerOptions
-from sluice.broker.namespaces.queues.queue_topics import (
+from sluice.broker.queue_topics import (
     GROUP,
     INVALID,
     PUBLISH,
@@ -131,14 +138,15 @@ class PresenceTask(SlicedTask):
         if self._consumers:
             consumer = self._consumers.pop()
             # Otherwise it has left the queue meanwhile.
-            if self._session.queue_consumers.get(consumer.queue) is consumer:
+            if find_consumer(self._session, consumer.queue) is consumer:
                 if self._is_away:
                     self._engine.pause(consumer)
                 else:
                     self._engine.resume(consumer)
         if not self._consumers:
-            if self._session.presence_task is self:
-                self._session.presence_task = None
+            memberships = find_memberships(self._session)
+            if memberships is not None and memberships.presence_task is self:
+                memberships.presence_task = None
             return False
         return True
 
@@ -246,7 +254,7 @@ class QueueSubscriptions:
     def join_by_wildcard(self, wildcard: WildcardSubscription, name: str) -> None:
         """Join one matching queue, unless another filter covers it or it was deleted."""
         queue = self._engine.queues.get(name)
-        existing = wildcard.session.queue_consumers.get(name)
+        existing = find_consumer(wildcard.session, name)
         if queue is not None and (
             existing is None or existing.topic_filter == wildcard.topic_filter
         ):
@@ -279,7 +287,7 @@ class QueueSubscriptions:
         options: ConsumerOptions,
     ) -> None:
         engine = self._engine
-        existing = session.queue_consumers.get(queue.name)
+        existing = find_consumer(session, queue.name)
         prefetch: i64 = options.prefetch if options.prefetch >= 0 else queue.rules.prefetch
         if existing is not None:
             if existing.group_name == options.group and existing.id_in_topic == options.id_in_topic:
@@ -318,7 +326,7 @@ class QueueSubscriptions:
             options.id_in_topic,
             options.extra_properties,
         )
-        session.queue_consumers[queue.name] = consumer
+        open_memberships(session).consumers[queue.name] = consumer
         engine.join(queue, group, consumer)
         if session.connection is None:
             engine.pause(consumer)
@@ -330,13 +338,14 @@ class QueueSubscriptions:
         others = [wild for wild in self._wildcards if wild.session is session]
         leaving: list[QueueConsumer] = []
         joining: dict[bytes, list[str]] = {}  # by filter: the queues that it joins instead
-        for name, consumer in list(session.queue_consumers.items()):
+        for consumer in list_consumers(session):
+            name = consumer.queue
             if consumer.topic_filter == topic_filter:
                 other = self._find_wildcard(others, name)
                 if other is not None and other.options.group == consumer.group_name:
                     consumer.topic_filter = other.topic_filter  # it continues by the other filter
                     continue
-                del session.queue_consumers[name]
+                del open_memberships(session).consumers[name]
                 leaving.append(consumer)
                 if other is not None:
                     joining.setdefault(other.topic_filter, []).append(name)
@@ -348,8 +357,7 @@ class QueueSubscriptions:
         return found
 
     def leave(self, consumer: QueueConsumer) -> None:
-        if consumer.session.blocked_consumers is not None:
-            consumer.session.blocked_consumers.remove(consumer)
+        open_memberships(consumer.session).blocked.remove(consumer)
         self._engine.leave(consumer)
 
     def _remove_wildcard(self, session: Session, topic_filter: bytes) -> None:
@@ -392,7 +400,7 @@ class QueueSubscriptions:
     def rejoin_orphans(self, queue: Queue) -> None:
         """Join the consumers of a deleted queue to a new one of the same name."""
         for consumer in self._orphaned_consumers.pop(queue.name, []):
-            if consumer.session.queue_consumers.get(queue.name) is consumer:
+            if find_consumer(consumer.session, queue.name) is consumer:
                 consumer.in_flight = 0
                 self._engine.join(
                     queue, self._engine.get_or_create_group(queue, consumer.group_name), consumer
@@ -404,7 +412,7 @@ class QueueSubscriptions:
         for wild in self._wildcards:
             if (
                 self._matches_queue(wild.pattern, queue.name)
-                and queue.name not in wild.session.queue_consumers
+                and find_consumer(wild.session, queue.name) is None
             ):
                 self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
@@ -417,30 +425,32 @@ class QueueSubscriptions:
         self._set_presence(session, True)
 
     def resume(self, session: Session) -> None:
-        for consumer in session.queue_consumers.values():
+        for consumer in list_consumers(session):
             if consumer.identity != session.identity:
                 self._engine.set_identity(consumer, session.identity)
         self._set_presence(session, False)
 
     def _set_presence(self, session: Session, is_away: bool) -> None:
-        if session.presence_task is not None:
+        memberships = open_memberships(session)
+        if memberships.presence_task is not None:
             # The client was away, or connected, for a moment only.
-            session.presence_task.is_cancelled = True
-        consumers = list(session.queue_consumers.values())
+            memberships.presence_task.is_cancelled = True
+        consumers = list_consumers(session)
         consumers.reverse()
         presence = PresenceTask(self._engine, session, consumers, is_away, self._turn, self._begin)
-        session.presence_task = presence
+        memberships.presence_task = presence
         presence.start()
 
     def end_session(self, session: Session) -> None:
         self._wildcards = [wild for wild in self._wildcards if wild.session is not session]
         self._cancel_joins(session, None)
-        if session.presence_task is not None:
-            session.presence_task.is_cancelled = True
-            session.presence_task = None
-        consumers = list(session.queue_consumers.values())
-        session.queue_consumers = {}
-        session.blocked_consumers = None
+        memberships = find_memberships(session)
+        if memberships is None:
+            return
+        if memberships.presence_task is not None:
+            memberships.presence_task.is_cancelled = True
+        consumers = list_consumers(session)
+        close_memberships(session)
         if consumers:
             consumers.reverse()
             LeaveTask(self, consumers, self._turn, self._begin).start()
@@ -451,7 +461,7 @@ def _replace_earlier(session: Session, topic_filter: bytes, queue: str, group: s
 
     Otherwise the older subscription would exist and receive nothing.
     """
-    earlier = session.queue_consumers.get(queue)
+    earlier = find_consumer(session, queue)
     if (
         earlier is None
         or earlier.topic_filter == topic_filter

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.acl.acl import QUEUE_ADMIN
+from sluice.broker.namespaces.queues.memberships import find_memberships
 from sluice.broker.namespaces.queues.queue_options import (
     default_group,
     read_delay,
     read_message_ids,
     read_token,
 )
-from sluice.broker.namespaces.queues.queue_topics import (
+from sluice.broker.queue_topics import (
     ACK,
     EXTEND,
     MAX_IDS,
@@ -37,6 +38,7 @@ from sluice.errors import (
     UnknownGroup,
     WrongToken,
 )
+from sluice.metrics import Counters
 from sluice.queues.engine import Engine
 from sluice.queues.flow import DeliveryToken
 from sluice.queues.model import Group, Queue
@@ -65,7 +67,8 @@ class Settler:
 
 
 class SettlementTopics:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, counters: Counters) -> None:
+        self._counters: Counters = counters
         self._engine: Engine = engine
         self._options = PublishOptions()  # reused: of the current packet
         self._token = DeliveryToken()  # reused: the token of the current settlement
@@ -104,12 +107,14 @@ class SettlementTopics:
         else:
             self._settle_many(parsed.verb, settler, message_ids, token)
         if packet.qos > 0:
-            self._engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
-            session.expect_commit(packet)
+            inbound = session.inbound
+            self._engine.frame_builder.add_commit_waiter(inbound, inbound.make_tag(packet))
+            inbound.expect_commit(packet)
 
     def _find_settler(self, queue: Queue, group_name: str, session: Session) -> Settler:
         """Return the group that a client settles for, and its right to do so."""
-        consumer = session.queue_consumers.get(queue.name)
+        memberships = find_memberships(session)
+        consumer = memberships.consumers.get(queue.name) if memberships is not None else None
         if (
             consumer is not None
             and consumer.group is not None
@@ -196,7 +201,7 @@ class SettlementTopics:
         """Count a packet with a token of another client, and log at most one per second."""
         session = settler.session
         session.wrong_tokens += 1
-        session.router.counters.wrong_tokens += 1
+        self._counters.wrong_tokens += 1
         connection = session.connection
         if connection is not None and self._engine.now >= self._next_warning_at:
             self._next_warning_at = self._engine.now + WARNING_INTERVAL_SECONDS
@@ -208,7 +213,7 @@ class SettlementTopics:
                 "group": settler.group.name,
                 "count": session.wrong_tokens,
             }
-            connection.broker.log("wrong delivery token", facts)
+            connection.log("wrong delivery token", facts)
 
     def _read_reason(self) -> str:
         reason = self._options.reason.decode() or "rejected"

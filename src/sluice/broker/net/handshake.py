@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sluice.broker.acl.access import AuthResult, PeerInfo
-from sluice.broker.acl.grants import enforce_grant, will_error
+from sluice.broker.acl.grants import will_error
 from sluice.broker.cluster_port import NO_USER_PROPERTIES
 from sluice.broker.limits import topic_depth_error
-from sluice.broker.net.connection import NO_LIMIT, Connection
+from sluice.broker.net.connection import Connection
 from sluice.broker.net.rate_limiter import RateLimiter
+from sluice.broker.ports import NO_LIMIT
+from sluice.broker.sessions.enforcement import enforce_grant
 from sluice.clock import Deadline
 from sluice.queues.names import is_printable
 from sluice.wire.encode import encode, write_connack
@@ -130,11 +132,11 @@ class Handshake:
         session.grant = auth_result.grant
         session.set_user(auth_result.user)
         if auth_result.grant is not None and connack.session_present:
-            enforce_grant(session, auth_result.grant)
+            enforce_grant(self._broker.router, session, auth_result.grant)
         session.expiry_seconds = expiry
         session.will = packet.will
         session.will_delay = packet.will_delay
-        session.window = min(requested.receive_maximum or 65_535, int(limits.max_inflight))
+        session.outbound.window = min(requested.receive_maximum or 65_535, int(limits.max_inflight))
         connection.session = session
         connection.credential_id = auth_result.credential_id
         if not connection.is_from_cluster:
@@ -146,7 +148,7 @@ class Handshake:
         if auth_result.expires_at:
             self._broker.wake_at(auth_result.expires_at, CredentialExpiry(connection))
         if expiry or session.persistent_id:
-            self._broker.router.store_session(session, 0)
+            self._broker.router.session_store.store_session(session)
 
         write_connack(connection.get_output(), connack, packet.version)
         self._broker.counters.packets_sent += 1
@@ -154,7 +156,7 @@ class Handshake:
             self._broker.scheduler.wake_at(
                 self._broker.turn.now + connection.keep_alive, connection
             )
-        session.attach(connection)
+        self._broker.registry.on_connected(session, connection)
 
     def _has_persistent_session(self, client_id: str, connection: Connection) -> bool:
         """Return whether the client continues a persistent session of this or its home cell.
