@@ -71,10 +71,10 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "admin.metrics": frozenset(),
     "admin.queries": frozenset(),
     "admin.rest": frozenset({"bulk", "forwarding", "metrics", "queries"}),
-    "broker.acl": frozenset({"namespaces", "net", "sessions"}),
-    "broker.namespaces": frozenset({"acl", "net", "sessions"}),
-    "broker.net": frozenset({"sessions"}),
-    "broker.sessions": frozenset({"acl", "namespaces", "net"}),
+    "broker.acl": frozenset(),
+    "broker.namespaces": frozenset({"acl", "sessions"}),
+    "broker.net": frozenset({"acl", "sessions"}),
+    "broker.sessions": frozenset({"acl"}),
     "cli.commands": frozenset({"support"}),
     "cli.pipelines": frozenset({"support"}),
     "cli.support": frozenset(),
@@ -112,9 +112,7 @@ MAX_CYCLE_MODULES = 5
 
 # Packages that exceed it, with the size of their largest circle. Lower the numbers, and delete a
 # row when its package obeys; add none.
-LARGEST_CYCLES: dict[str, int] = {
-    "broker": 31,
-}
+LARGEST_CYCLES: dict[str, int] = {}
 
 # Sub-packages whose `__init__` is their interface: code outside of them imports names in its
 # `__all__` and nothing behind it. Add the others; remove none.
