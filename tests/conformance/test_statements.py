@@ -431,7 +431,7 @@ def test_returned_reason_codes_are_allowed_in_their_packets() -> None:
     """Of functions whose result is sent by their caller, in the modules that check requests."""
     values, found = reason_constants(), 0
     for name, kind in (
-        ("broker/sessions/handshake.py", CONNACK),
+        ("broker/net/handshake.py", CONNACK),
         ("broker/sessions/subscribe.py", SUBACK),
         ("broker/namespaces/queues/queue_subscriptions.py", SUBACK),
         ("broker/namespaces/compacted/handler.py", SUBACK),
