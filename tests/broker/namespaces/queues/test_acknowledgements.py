@@ -243,6 +243,21 @@ def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
     assert put(maker, topic, b"x") == (0, "")
 
 
+@pytest.mark.parametrize("kind", [PUBREC, PUBCOMP])
+def test_qos_2_acknowledgement_of_a_delivery_ends_the_connection_and_settles_nothing(
+    harness: QueueHarness, kind: int
+) -> None:
+    """The next consumer gets the message, as after any disconnect."""
+    worker, other = harness.connect("worker-1"), harness.connect("worker-2")
+    join(worker, "$queue/jobs", ack_mode="puback")
+    put(harness.connect("maker"), "$queue/jobs", b"x")
+    (message,) = worker.messages()
+    join(other, "$queue/jobs", ack_mode="puback")
+    worker.send(Ack(kind, message.packet_id))
+    assert worker.fault()[0] == 0x82
+    assert payloads(other.messages()) == [b"x"]
+
+
 def test_refusals_use_reason_codes_valid_for_their_packet() -> None:
     kinds, puback, suback = [QueueError], set[int](), set[int]()
     while kinds:
