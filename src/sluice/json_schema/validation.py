@@ -3,6 +3,8 @@
 A check blocks the broker's event loop. So a schema is accepted only if its checks are bounded
 (`cost`), a payload is refused if its check could take longer than BUDGET_NS, and patterns are
 matched by an engine that needs time in proportion to the text.
+
+The library is imported with the first schema: a broker without schemas does not need its 3 MB.
 """
 
 from __future__ import annotations
@@ -10,8 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
-
-import jsonschema_rs
 
 from sluice.json_schema.cost import Cost, TooCostly, compute_cost
 from sluice.json_schema.payload import (
@@ -51,6 +51,8 @@ def _reject_remote_reference(address: str) -> NoReturn:
 
 
 def _compile(schema: str) -> tuple[Any, Cost]:
+    import jsonschema_rs
+
     parsed = json.loads(schema)
     cost = compute_cost(parsed)
     options = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
@@ -65,6 +67,8 @@ def _compile(schema: str) -> tuple[Any, Cost]:
 
 def find_schema_error(schema: str) -> str:
     """Return what is wrong with a schema, or an empty string."""
+    import jsonschema_rs
+
     try:
         _compile(schema)
     except TooCostly as fault:
@@ -157,6 +161,8 @@ class _PayloadValidator:
 
     def _explain(self, payload: bytes, parsed: ParsedPayload, levels: int) -> str:
         """Return the first error, if finding it takes bounded time and memory."""
+        import jsonschema_rs
+
         cost = self._cost
         if count_values(payload) > MAX_EXPLAINED_VALUES:
             return NO_MATCH_LARGE

@@ -14,9 +14,8 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import httpx
 from starlette.requests import Request
 
 from sluice.admin.rest.errors import Busy, RemoteRefusal
@@ -26,13 +25,19 @@ from sluice.cluster.membership.coordinator import NodeInfo
 from sluice.errors import SluiceError
 from sluice.units import quote_path_segment
 
+if TYPE_CHECKING:
+    import httpx  # imported on first use: 5 MB that only a cluster needs
+
 log = logging.getLogger(__name__)
+
+HttpTimeout = tuple[float | None, float | None, float | None, float | None]
 
 FORWARDED_HEADER: Final = "x-sluice-passed-on"  # set by a node: answer locally or refuse
 SHARE_HEADER: Final = "x-sluice-share"  # commit only the rows for these queues, a JSON list
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 # A bulk request may take 300 seconds: the other node gives up before this one does.
-BULK_TIMEOUT: Final = httpx.Timeout(60.0, read=315.0, connect=1.0)
+# Seconds to connect, read, write and get a connection of the pool.
+BULK_TIMEOUT: Final[HttpTimeout] = (1.0, 315.0, 60.0, 60.0)
 DROP_TIMEOUT_SECONDS: Final = 5.0
 RETRY_REMEDY: Final = "Commit the batch again"
 TRANSIENT_STATUSES: Final = frozenset({500, 502, 503, 504})
@@ -91,6 +96,8 @@ class DistributedCommit:
         queues: list[str],
         to_all: bool,
     ) -> None:
+        import httpx
+
         try:
             found: list[str] = []
             for stage in stages:
@@ -123,6 +130,8 @@ class DistributedCommit:
 
     async def _drop(self, node: NodeInfo, url: str, headers: list[tuple[str, str]]) -> None:
         """Try to drop the stages; otherwise they expire after `bulk.stage_ttl`."""
+        import httpx
+
         with suppress(httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(DROP_TIMEOUT_SECONDS):
                 await self._client.delete(url, headers=headers)

@@ -14,10 +14,9 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
-import httpx
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +24,7 @@ from sluice.admin.forwarding.distributed_commit import (
     BULK_TIMEOUT,
     FORWARDED_HEADER,
     DistributedCommit,
+    HttpTimeout,
 )
 from sluice.admin.rest.errors import Busy, render_refusal
 from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
@@ -32,6 +32,9 @@ from sluice.admin.rest.middleware import replay_body, wait_disconnected
 from sluice.admin.rest.params import parse_queue_name
 from sluice.cluster.directory import Directory
 from sluice.cluster.membership.coordinator import NodeInfo
+
+if TYPE_CHECKING:
+    import httpx  # imported on first use: 5 MB that only a cluster needs
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ OWNER_WAIT_SECONDS: Final = 5.0  # for a cell that moves
 RETRY_PAUSE_SECONDS: Final = 0.1
 GATHER_TIMEOUT_SECONDS: Final = 5.0
 DEFAULT_LIMIT: Final = 1000
-REQUEST_TIMEOUT: Final = httpx.Timeout(60.0, connect=1.0)
+# Seconds to connect, read, write and get a connection of the pool.
+REQUEST_TIMEOUT: Final[HttpTimeout] = (1.0, 60.0, 60.0, 60.0)
 
 _HOP_HEADERS: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade proxy-authorization"
@@ -79,6 +83,8 @@ class RestForwarder:
         self, app: ASGIApp, directory: Directory, tls: ssl.SSLContext | None = None
     ) -> None:
         """Wrap `app`. `tls` verifies the other nodes' HTTP listeners, if they use HTTPS."""
+        import httpx
+
         self._app = app
         self._directory = directory
         self._scheme = "http" if tls is None else "https"
@@ -140,6 +146,8 @@ class RestForwarder:
         self, cell: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Forward to the owner of the cell; retry while it moves or has no owner, up to a limit."""
+        import httpx
+
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_WAIT_SECONDS
         is_streamed = "/stages/" in scope["path"]  # such a body is read once and not buffered
@@ -204,6 +212,8 @@ class RestForwarder:
     async def _forward(
         self, owner: NodeInfo, scope: Scope, content: bytes | AsyncIterator[bytes], send: Send
     ) -> None:
+        import httpx
+
         request = self._build_request(owner, scope, content)
         answer = await self._client.send(request, stream=True)
         try:
@@ -310,6 +320,8 @@ class RestForwarder:
         return [one for part in found if part is not None for one in part.items]
 
     async def _fetch(self, node: NodeInfo, scope: Scope) -> _NodeList | None:
+        import httpx
+
         try:
             async with asyncio.timeout(GATHER_TIMEOUT_SECONDS):
                 answer = await self._client.send(
@@ -365,9 +377,9 @@ class _BufferedResponse:
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
 
 
-def _timeout(path: str) -> httpx.Timeout:
+def _timeout(path: str) -> HttpTimeout:
     if path == f"{API_PREFIX}live":
-        return httpx.Timeout(None, connect=1.0)
+        return (1.0, None, None, None)
     return BULK_TIMEOUT if path.startswith(f"{API_PREFIX}bulk/") else REQUEST_TIMEOUT
 
 
