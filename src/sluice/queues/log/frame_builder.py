@@ -10,13 +10,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.message import Message, write_fields, write_message_fields
-from sluice.queues.log.notes import REMOVED, NoteWriter
-from sluice.store.protocol import MESSAGE, NOTE, begin_record, end_record, write_record
+from sluice.queues.log.notes import (
+    REMOVED,
+    SETTLED,
+    NoteWriter,
+    count_ranges,
+    write_sorted_ranges,
+)
+from sluice.store.protocol import (
+    HEADER_BYTES,
+    MESSAGE,
+    NOTE,
+    begin_record,
+    end_record,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Publisher
@@ -219,6 +232,23 @@ class FrameBuilder:
         self._count += 1
         if sync:
             self._sync = True
+
+    def add_settled_note(
+        self, gid: i64, pid: i64, outcome: i64, sequences: list[int], now_ms: i64
+    ) -> None:
+        """Write the note SETTLED without building it first: a frame may have one per message."""
+        if len(sequences) > 1:
+            sequences.sort()
+        out = begin_record(
+            HEADER_BYTES + 25 + 16 * count_ranges(sequences), NOTE, 0, 0, 0, 0, 0, now_ms
+        )
+        out.append(int(SETTLED))
+        write_i64_le(out, gid)
+        write_i64_le(out, pid)
+        write_i64_le(out, outcome)
+        write_sorted_ranges(out, sequences)
+        end_record(self._out, b"")
+        self._count += 1
 
     def request_sync(self) -> None:
         """Sync the open frame to disk when it is committed."""

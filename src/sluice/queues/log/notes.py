@@ -110,6 +110,32 @@ class NoteReader:
         return self._offset < len(self._body)
 
 
+def write_sorted_ranges(out: BytesWriter, sequences: list[int]) -> None:
+    """Write sorted sequences as (first, count) pairs."""
+    at: i64 = 0
+    size: i64 = len(sequences)
+    while at < size:
+        first: i64 = sequences[at]
+        count: i64 = 1
+        while at + count < size and sequences[at + count] == first + count:
+            count += 1
+        write_i64_le(out, first)
+        write_i64_le(out, count)
+        at += count
+
+
+def count_ranges(sequences: list[int]) -> i64:
+    """Return how many pairs `write_sorted_ranges` writes."""
+    size: i64 = len(sequences)
+    count: i64 = 1 if size else 0
+    at: i64 = 1
+    while at < size:
+        if sequences[at] != sequences[at - 1] + 1:
+            count += 1
+        at += 1
+    return count
+
+
 class NoteWriter:
     def __init__(self, kind: i64) -> None:
         self._out = BytesWriter()
@@ -130,18 +156,9 @@ class NoteWriter:
         self._out.write(value)
 
     def write_ranges(self, sequences: list[int]) -> None:
-        """Write sorted sequences as (first, count) pairs, to the end of the note."""
+        """Sort sequences and write them as (first, count) pairs, to the end of the note."""
         sequences.sort()
-        at: i64 = 0
-        size: i64 = len(sequences)
-        while at < size:
-            first: i64 = sequences[at]
-            count: i64 = 1
-            while at + count < size and sequences[at + count] == first + count:
-                count += 1
-            write_i64_le(self._out, first)
-            write_i64_le(self._out, count)
-            at += count
+        write_sorted_ranges(self._out, sequences)
 
     def to_bytes(self) -> bytes:
         return self._out.getvalue()

@@ -35,8 +35,6 @@ from sluice.queues.log import (
     PURGED,
     FrameBuilder,
     NoteSource,
-    NoteWriter,
-    notes,
 )
 from sluice.queues.model.delivery_lease import DISPATCH, READY, RECLAIM, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS
@@ -536,13 +534,10 @@ class Cursor(NoteSource):
         while outcome <= PURGED:
             sequences = self._unlogged_settlements[outcome]
             if sequences:
-                note = NoteWriter(notes.SETTLED)
-                note.write_int(self.group.gid)
-                note.write_int(self.partition.pid)
-                note.write_int(outcome)
-                note.write_ranges(sequences)
-                self._unlogged_settlements[outcome] = []
-                frame_builder.add_note(note.to_bytes(), now_ms, False)
+                frame_builder.add_settled_note(
+                    self.group.gid, self.partition.pid, outcome, sequences, now_ms
+                )
+                sequences.clear()
             outcome += 1
 
     # ---- counting
