@@ -127,8 +127,9 @@ class Cursor(NoteSource):
         self._gated: dict[int, list[int]] = _NO_GATED
         # Below this sequence, unscanned messages may already be leased.
         self._recheck_below: i64 = 0
-        # Settled since the last frame, by outcome.
-        self._unlogged_settlements: list[list[int]] = _NO_UNLOGGED
+        # Settled since the last frame: acknowledged, and by outcome if any other was recorded.
+        self._unlogged_acks: list[int] = _NO_RANKS
+        self._unlogged_others: list[list[int]] = _NO_UNLOGGED
         self._is_dirty: bool = False
 
     # ---- choosing
@@ -467,9 +468,14 @@ class Cursor(NoteSource):
         if not self._is_dirty:
             self._is_dirty = True
             frame_builder.add_settlements(self)
-            if self._unlogged_settlements is _NO_UNLOGGED:
-                self._unlogged_settlements = [[], [], [], []]
-        self._unlogged_settlements[outcome].append(int(seq))
+        if outcome == ACKED:
+            if self._unlogged_acks is _NO_RANKS:
+                self._unlogged_acks = []
+            self._unlogged_acks.append(int(seq))
+        else:
+            if self._unlogged_others is _NO_UNLOGGED:
+                self._unlogged_others = [[] for _ in range(PURGED + 1)]
+            self._unlogged_others[outcome].append(int(seq))
 
     def count_outcome(self, seq: i64, outcome: i64, is_readable: bool) -> None:
         """Count a settlement. Unless `is_readable`, a bulk reader has lost the message."""
@@ -530,15 +536,20 @@ class Cursor(NoteSource):
     def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
         """Write the settlements since the last frame as notes of this frame."""
         self._is_dirty = False
-        outcome: i64 = ACKED
-        while outcome <= PURGED:
-            sequences = self._unlogged_settlements[outcome]
-            if sequences:
-                frame_builder.add_settled_note(
-                    self.group.gid, self.partition.pid, outcome, sequences, now_ms
-                )
-                sequences.clear()
-            outcome += 1
+        self._write_note(ACKED, self._unlogged_acks, frame_builder, now_ms)
+        if self._unlogged_others:
+            for outcome, sequences in enumerate(self._unlogged_others):
+                self._write_note(outcome, sequences, frame_builder, now_ms)
+            self._unlogged_others = _NO_UNLOGGED
+
+    def _write_note(
+        self, outcome: i64, sequences: list[int], frame_builder: FrameBuilder, now_ms: i64
+    ) -> None:
+        if sequences:
+            frame_builder.add_settled_note(
+                self.group.gid, self.partition.pid, outcome, sequences, now_ms
+            )
+            sequences.clear()
 
     # ---- counting
 
