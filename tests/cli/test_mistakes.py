@@ -122,6 +122,21 @@ def test_consume_works_without_the_rest_api(run: Run, broker: Broker) -> None:
     assert ran.code == 0 and "was not checked: the broker at" in ran.stderr
 
 
+def test_publish_tells_a_duplicate(run: Run, broker: Broker) -> None:
+    address = {"SLUICE_URL": f"http://{broker.facts['http']}", "SLUICE_MQTT": str(broker.mqtt)}
+    first = run("publish", "mistakes/twice", "x", "--id", "o1", **address)
+    assert first.stdout == "Published o1 to mistakes/twice.\n"
+    again = run("publish", "mistakes/twice", "x", "--id", "o1", **address)
+    assert (again.code, again.stdout) == (
+        0,
+        "o1 is in mistakes/twice already: acknowledged, and not stored again.\n",
+    )
+    ran = run("publish", "mistakes/twice", "x", "--id", "o1", "--json", **address)
+    assert json.loads(ran.stdout)["duplicate"] is True
+    ran = run("publish", "mistakes/twice", "x", "--id", "o2", "--json", **address)
+    assert json.loads(ran.stdout)["duplicate"] is False
+
+
 # Files
 
 

@@ -106,7 +106,7 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
         assert (ledger.acked, ledger.retrying, ledger.dead, ledger.delivered) == (1, 1, 2, 1)
     dead_letters = {one.payload.decode(): one for one in sluice_broker.dead_letters("jobs")}
     assert dead_letters["reject"].description == "no good"
-    assert dead_letters["invalid"].headers["rejectionReason"] == "unacceptable"
+    assert dead_letters["invalid"].headers["rejectionReason"] == "Unacceptable"
 
 
 @pytest.mark.parametrize(

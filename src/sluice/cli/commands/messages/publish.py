@@ -20,6 +20,7 @@ from rich.progress import Progress, TaskID
 
 from sluice.cli.support import (
     CommandContext,
+    CommandError,
     MqttOption,
     Queue,
     command,
@@ -51,6 +52,7 @@ class PublishBatch:
     properties: list[tuple[str, str]]
     message_id: str  # of the one message, or the prefix of each id
     options: dict[str, Any]
+    is_duplicate: bool = False  # the queue had a message of this id, and has no second one
     sent: int = 0
     published: int = 0
     refusal: PublishRefused | None = None
@@ -118,6 +120,7 @@ def publish(
         message_id=message_id or (uuid4().hex[:16] if single else ""),
         options=options,
     )
+    known = _find_stored(cli, queue, message_id) if message_id and single else None
     started = time.monotonic()
     try:
         asyncio.run(_publish(cli, mqtt, batch))
@@ -125,7 +128,24 @@ def publish(
         if batch.published:  # messages stored before the error stay stored
             _report(cli, queue, batch, time.monotonic() - started)
         raise
+    batch.is_duplicate = known is not None and known == _find_stored(cli, queue, message_id)
     _report(cli, queue, batch, time.monotonic() - started)
+
+
+def _find_stored(cli: CommandContext, queue: str, message_id: str) -> object:
+    """Return what tells a stored message from a later one of the same id; None if unknown.
+
+    An acknowledgement of MQTT does not say whether a message was a duplicate. Without the REST API,
+    or for a message that is settled and forgotten, nothing is known.
+    """
+    try:
+        trace = cli.api.get(queue_path(queue, "messages", message_id))
+    except CommandError:
+        return None
+    message, events = trace["message"], trace["events"]
+    if message is not None:
+        return message["partition"], message["sequence"]
+    return events[0]["at"] if events else None
 
 
 async def _publish(cli: CommandContext, mqtt: str | None, batch: PublishBatch) -> None:
@@ -175,7 +195,12 @@ def _report(cli: CommandContext, queue: str, batch: PublishBatch, seconds: float
         summary: dict[str, object] = {"queue": queue, "published": batch.published}
         if batch.total == 1:
             summary["message_id"] = batch.message_id
+            summary["duplicate"] = batch.is_duplicate
         cli.out.print_json(summary)
+    elif batch.is_duplicate:
+        cli.out.show(
+            f"{batch.message_id} is in {queue} already: acknowledged, and not stored again."
+        )
     elif batch.total == 1 and batch.published:
         cli.out.show(f"Published {batch.message_id} to {queue}.")
     elif batch.published:
