@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from sluice.broker.acl.access import AccessControl, AnonymousAccess
+from sluice.broker.acl import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
 from sluice.broker.commit_listener import BackpressureListener, CreatedQueueListener
 from sluice.broker.limits import Limits

@@ -19,7 +19,7 @@ from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.queries.store_status import StoreStatus
 from sluice.admin.service import AdminService
 from sluice.alerts import AlertSender
-from sluice.broker.acl.access import AccessControl
+from sluice.broker.acl import AccessControl
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection_limits import ConnectionLimits

@@ -28,7 +28,7 @@ from sluice.access.passwords import MAX_TRACKED, FailedAttempts, PasswordVerifie
 from sluice.access.settings import AuthSettings, JwtSettings
 from sluice.access.users import check_users_change, load_users, read_users, verify
 from sluice.access.watched_file import WatchedFile
-from sluice.broker.acl.access import AuthResult, PeerInfo
+from sluice.broker.acl import AuthResult, PeerInfo
 from sluice.errors import ConfigError, NotAllowed, NotAuthenticated
 from sluice.wire.packets import V5, Connect
 from sluice.wire.reasons import NOT_AUTHORIZED, SUCCESS

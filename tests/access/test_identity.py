@@ -12,8 +12,7 @@ import pytest
 
 from sluice.access.acl_file import read_rules
 from sluice.admin.queries.message_lookup import lease_holder
-from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
-from sluice.broker.acl.acl import AccessControlList
+from sluice.broker.acl import AccessControlList, AuthCallback, AuthResult, PeerInfo
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
 from tests.access.kit import PASSWORD, AccessHarness, make_user

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.access.acl_file import read_rules
-from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
-from sluice.broker.acl.acl import AccessControlList
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import AccessControlList, AuthCallback, AuthResult, Grant, PeerInfo
 from sluice.broker.net.connection import Connection
 from sluice.wire.encode import encode
 from sluice.wire.packets import (

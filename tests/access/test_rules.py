@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from sluice.access.acl_file import read_rules
 from sluice.access.explanation import explain_access
-from sluice.broker.acl.acl import AccessControlList, covers, matches_glob, overlaps
-from sluice.broker.acl.client_pattern import ClientPattern
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import (
+    AccessControlList,
+    ClientPattern,
+    Grant,
+    covers,
+    matches_glob,
+    overlaps,
+)
 from sluice.wire.packets import Publish
 from sluice.wire.topics import matches, topic_filter_error
 

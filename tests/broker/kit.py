@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sluice.broker.acl.access import AccessControl, AnonymousAccess
+from sluice.broker.acl import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection import Connection

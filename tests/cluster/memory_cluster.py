@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from sluice.broker.acl.access import AnonymousAccess
+from sluice.broker.acl import AnonymousAccess
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory

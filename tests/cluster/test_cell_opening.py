@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.acl.access import AnonymousAccess
+from sluice.broker.acl import AnonymousAccess
 from sluice.broker.limits import Limits
 from sluice.broker_host import BrokerHost
 from sluice.config.settings import Settings

@@ -24,8 +24,15 @@ import tomllib
 from collections.abc import Mapping
 from typing import Final
 
-from sluice.broker.acl.acl import ACTIONS, CONNECT, EXACT, QUEUE_ACTIONS, TOPIC_ACTIONS, Rule
-from sluice.broker.acl.client_pattern import ClientPattern
+from sluice.broker.acl import (
+    ACTIONS,
+    CONNECT,
+    EXACT,
+    QUEUE_ACTIONS,
+    TOPIC_ACTIONS,
+    ClientPattern,
+    Rule,
+)
 from sluice.wire.topics import topic_filter_error
 
 _RULE_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "name"}

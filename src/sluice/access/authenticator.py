@@ -19,9 +19,17 @@ from sluice.access.identity import Identity, Role, looks_like_jwt
 from sluice.access.passwords import FailedAttempts, PasswordVerifier, host_of
 from sluice.access.users import User
 from sluice.access.watched_file import WatchedFile
-from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
-from sluice.broker.acl.acl import QUEUE_ACTIONS, QUEUE_ADMIN, TOPIC_ACTIONS, AccessControlList, Rule
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import (
+    QUEUE_ACTIONS,
+    QUEUE_ADMIN,
+    TOPIC_ACTIONS,
+    AccessControlList,
+    AuthCallback,
+    AuthResult,
+    Grant,
+    PeerInfo,
+    Rule,
+)
 from sluice.broker.broker import Broker
 from sluice.broker.scheduler import PeriodicTask
 from sluice.broker.sessions.enforcement import enforce_all_grants

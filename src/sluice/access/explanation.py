@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.broker.acl.acl import (
+from sluice.broker.acl import (
     ACTIONS,
     CONNECT,
     PUBLISH,

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
-from sluice.broker.acl.access import AccessControl
+from sluice.broker.acl import AccessControl
 from sluice.broker.incoming import IncomingPublishes
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.plain_topics import PlainTopics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.broker.acl.grants import MAY_NOT_PUBLISH, Grant
+from sluice.broker.acl import MAY_NOT_PUBLISH, Grant
 from sluice.broker.limits import Limits, topic_depth_error
 from sluice.broker.namespace import Namespaces
 from sluice.broker.ports import ConnectionPort

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
-from sluice.broker.acl.acl import PUBLISH, SUBSCRIBE, AccessControlList, Rule
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import (
+    PUBLISH,
+    SUBSCRIBE,
+    AccessControlList,
+    AuthCallback,
+    AuthResult,
+    Grant,
+    PeerInfo,
+    Rule,
+)
 from sluice.wire.encode import encode
 from sluice.wire.packets import (
     V5,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
+from sluice.broker.acl import AuthCallback, AuthResult, PeerInfo
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies

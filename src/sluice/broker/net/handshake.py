@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.broker.acl.access import AuthResult, PeerInfo
-from sluice.broker.acl.grants import will_error
+from sluice.broker.acl import AuthResult, PeerInfo, will_error
 from sluice.broker.cluster_port import NO_USER_PROPERTIES
 from sluice.broker.limits import topic_depth_error
 from sluice.broker.net.connection import Connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import Grant
 
 if TYPE_CHECKING:
     from sluice.broker.router import Router

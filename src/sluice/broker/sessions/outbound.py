@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import Grant
 from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener, ConnectionPort
 from sluice.broker.sessions.inflight import Delivery, Inflight, Share
 from sluice.broker.sessions.services import SessionServices

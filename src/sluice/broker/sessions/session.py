@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import Grant
 from sluice.broker.ports import (
     NO_RETAINED_LOOKUP,
     NO_SESSION_LISTENER,

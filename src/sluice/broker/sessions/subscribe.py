@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sluice.broker.acl.grants import MAY_NOT_SUBSCRIBE
+from sluice.broker.acl import MAY_NOT_SUBSCRIBE
 from sluice.broker.ports import ConnectionPort, InputTask
 from sluice.broker.sessions.subscriptions import estimate_filter_bytes
 from sluice.broker.subscribe_options import read_options

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.broker.acl.acl import AccessControlList
-from sluice.broker.acl.grants import Grant
+from sluice.broker.acl import AccessControlList, Grant
 from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.acl.acl import QUEUE_ADMIN
+from sluice.broker.acl import QUEUE_ADMIN
 from sluice.broker.namespaces.queues.memberships import find_memberships
 from sluice.broker.namespaces.queues.queue_options import (
     default_group,
