@@ -189,7 +189,8 @@ QUEUE: dict[str, str] = {
     "message of each key, see [compacted.md](compacted.md). Cannot be changed",
     "bindings": "plain topic filters whose messages the queue stores a copy of: "
     '`"sensors/+/temp"`, or `{"topic": "alarms/#", "headers": {"site": "north"}}` for messages '
-    "with these user properties",
+    'with these user properties (with `"match": "any"`, any of them). `"$queue/<name>"` binds '
+    "to another queue",
     "schema": "a JSON Schema; a publish whose payload does not match is refused",
     "retry_policy.max_retries": "a message with more failures is dead: `max_retries` + 1 attempts "
     "in all",

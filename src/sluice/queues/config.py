@@ -65,13 +65,18 @@ def _validate_webhook(value: str) -> str:
 MAX_BINDING_LEVELS: Final = 512
 
 
-def _validate_plain_filter(value: str) -> str:
-    """Validate a filter for plain topics by MQTT's rules for wildcards."""
+def _validate_binding_topic(value: str) -> str:
+    """Validate a filter for plain topics by MQTT's rules for wildcards, or the topic of a queue."""
     levels = value.split("/")
+    if levels[0] == "$queue":
+        error = queue_name_error(value.removeprefix("$queue/"))
+        if error:
+            raise ValueError(f"names a queue that cannot exist: {error}")
+        return value
     if not value or len(value.encode()) > 65_535 or "\0" in value:
         raise ValueError("must be a topic filter such as sensors/+/temp")
-    if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
-        raise ValueError(f"cannot bind {levels[0]}/..., only plain topics")
+    if levels[0] in ("$admin", "$share", "$ECQ"):
+        raise ValueError(f"cannot bind {levels[0]}/..., only plain topics and queues")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
             raise ValueError("has a # that is not the whole last level")
@@ -87,10 +92,14 @@ DEFAULT_PARTITIONS: Final = 10
 
 
 class Binding(ConfigSection):
-    """A plain topic filter: the queue stores copies of its messages, all or by headers."""
+    """A plain topic filter or a queue: the queue stores copies of its messages.
 
-    topic: Annotated[str, AfterValidator(_validate_plain_filter)]
+    With `headers`, only of messages with all of these user properties, or with any of them.
+    """
+
+    topic: Annotated[str, AfterValidator(_validate_binding_topic)]
     headers: dict[str, str] = {}
+    match: Literal["all", "any"] = "all"
 
     @model_validator(mode="before")
     @classmethod

@@ -98,6 +98,7 @@ class QueueService:
         self._check_webhook(rules)
         self._check_same_cell(rules)
         self._check_dead_letter_cycle(rules)
+        self._check_binding_cycle(rules)
         return self._engine.create_queue(rules, config.as_json())
 
     def creates_on_use(self, name: str) -> bool:
@@ -117,9 +118,16 @@ class QueueService:
                 raise InvalidQueueConfig(f"dlq_config.alert_webhook cannot be used: {error}")
 
     def _check_same_cell(self, rules: QueueRules) -> None:
-        """Refuse a dead-letter queue in another cell: messages move within one store."""
+        """Refuse queues in another cell: messages move and are copied within one store."""
         if self._is_in_same_cell is None:
             return
+        for name in rules.bound_queues():
+            if not self._is_in_same_cell(rules.name, name):
+                raise InvalidQueueConfig(
+                    f"a binding names {name!r}, which is in another cell of the cluster than "
+                    f"{rules.name!r}",
+                    "Bind both queues to a plain topic, or publish to both",
+                )
         for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_queue_name):
             if name and not self._is_in_same_cell(rules.name, name):
                 raise InvalidQueueConfig(
@@ -147,6 +155,22 @@ class QueueService:
             queue = self._engine.queues.get(current.dlq_name)
             current = queue.rules if queue is not None else None
 
+    def _check_binding_cycle(self, rules: QueueRules) -> None:
+        """Refuse bindings of queues to each other in a circle: copies would have no end."""
+        pending = [(name, [name, rules.name]) for name in rules.bound_queues()]
+        seen: set[str] = set()
+        while pending:
+            name, path = pending.pop()
+            if name == rules.name:
+                raise InvalidQueueConfig(
+                    f"the bindings of queue {rules.name!r} lead back to it: {' to '.join(path)}",
+                    "Remove one of these bindings",
+                )
+            queue = self._engine.queues.get(name)
+            if queue is not None and name not in seen:
+                seen.add(name)
+                pending += [(source, [source, *path]) for source in queue.rules.bound_queues()]
+
     def configure(self, name: str, given: object) -> Queue:
         """Change the given keys of a queue's configuration; the change takes effect immediately."""
         queue = self._engine.get_queue(name)
@@ -163,6 +187,8 @@ class QueueService:
         self._check_same_cell(rules)
         if after.dlq_config != before.dlq_config:
             self._check_dead_letter_cycle(rules)
+        if after.bindings != before.bindings:
+            self._check_binding_cycle(rules)
         self._engine.reconfigure_queue(queue, rules, after.as_json())
         self.config_changes += 1
         return queue

@@ -30,6 +30,7 @@ BINDING_SCHEMA: dict[str, Any] = {
             "properties": {
                 "topic": {"type": "string", "minLength": 1},
                 "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                "match": {"enum": ["all", "any"], "default": "all"},
             },
             "required": ["topic"],
             "additionalProperties": False,

@@ -111,9 +111,12 @@ class Grant:
         bindings = wanted.get("bindings")
         for binding in bindings if isinstance(bindings, list) else []:
             bound_topic: object = binding.get("topic") if isinstance(binding, dict) else binding
-            if isinstance(bound_topic, str) and not self.allows_filter(
-                SUBSCRIBE, bound_topic.encode()
-            ):
+            if not isinstance(bound_topic, str):
+                continue
+            if bound_topic.startswith("$queue/"):
+                if not self.allows(QUEUE_CONSUME, bound_topic.removeprefix("$queue/").encode()):
+                    return False
+            elif not self.allows_filter(SUBSCRIBE, bound_topic.encode()):
                 return False
         dlq_config = wanted.get("dlq_config")
         if isinstance(dlq_config, dict):

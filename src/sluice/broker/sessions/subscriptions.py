@@ -131,15 +131,22 @@ class SharedSubscription(Share):
 
 
 class TopicBinding:
-    """A queue that stores a copy of messages of plain topics.
+    """A queue that stores a copy of messages of plain topics, or of another queue.
 
-    `headers`: only messages with these user properties; empty: all messages.
+    `headers`: only messages with these user properties, all or any of them; empty: all messages.
     """
 
-    def __init__(self, queue: str, topic_filter: bytes, headers: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        queue: str,
+        topic_filter: bytes,
+        headers: list[tuple[str, str]],
+        matches_any: bool = False,
+    ) -> None:
         self.queue: str = queue
         self.topic_filter: bytes = topic_filter
         self.headers: list[tuple[str, str]] = headers
+        self.matches_any: bool = matches_any
 
 
 class Route:

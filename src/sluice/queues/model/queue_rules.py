@@ -49,6 +49,10 @@ class QueueRules:
         self.sync: bool = True
         self.schema: str = ""  # JSON Schema text; empty: any payload
 
+    def bound_queues(self) -> list[str]:
+        """Return the queues among the bindings."""
+        return [one.removeprefix("$queue/") for one in self.bindings if one.startswith("$queue/")]
+
     def backoff_seconds(self, failures: i64, draw: float) -> float:
         """Return the seconds before the retry after the n-th failure: 5, 10, 20 ... up to the cap.
 

@@ -318,6 +318,60 @@ def test_will_can_be_bound_and_enqueued() -> None:
     assert len(harness.warnings) == 2
 
 
+# ---- bindings to queues
+
+
+def test_one_publish_is_routed_to_several_queues_by_headers(harness: QueueHarness) -> None:
+    client = harness.connect("shop")
+    source = "$queue/orders"
+    admin(client, "create", name="orders", bindings=["shop/+/order"])
+    admin(client, "create", name="audit", bindings=[source])
+    admin(
+        client,
+        "create",
+        name="eu",
+        bindings=[{"topic": source, "headers": {"region": "eu", "kind": "new"}}],
+    )
+    either = {"topic": source, "headers": {"region": "eu", "vip": "yes"}, "match": "any"}
+    admin(client, "create", name="care", bindings=[either])
+    for user in ([("region", "eu"), ("kind", "new")], [("region", "eu")], [("vip", "yes")], []):
+        assert put(client, source, b"order", user=user) == (0, "")
+    depths = {name: harness.depth(name) for name in ("orders", "audit", "eu", "care")}
+    assert depths == {"orders": 4, "audit": 4, "eu": 1, "care": 3}
+    put(client, "shop/1/order", b"by a plain topic")
+    assert (harness.depth("orders"), harness.depth("audit")) == (5, 5)
+    harness.crash()
+    assert harness.depth("audit") == 5  # bindings and copies are in the store
+
+
+def test_queue_that_refuses_its_copy_refuses_the_publish(harness: QueueHarness) -> None:
+    client = harness.connect("shop")
+    admin(client, "create", name="small", bindings=["$queue/a"], limits={"max_queue_depth": 1})
+    assert put(client, "$queue/a", b"1") == (0, "")
+    assert put(client, "$queue/a", b"2")[0] == 0x97
+    assert (harness.depth("a"), harness.depth("small")) == (1, 1)
+
+
+def test_bindings_in_a_circle_are_refused(harness: QueueHarness) -> None:
+    client = harness.connect("shop")
+    assert admin(client, "create", name="b", bindings=["$queue/a"]) == (0, "")
+    assert admin(client, "create", name="c", bindings=["$queue/b"]) == (0, "")
+    reason, why = admin(client, "create", name="a", bindings=["$queue/c"])
+    assert (reason, "lead back to it: a to b to c to a" in why) == (0x99, True)
+    assert admin(client, "create", name="a") == (0, "")
+    assert admin(client, "a/config", bindings=["$queue/c"])[0] == 0x99
+
+
+def test_circle_made_by_a_template_ends() -> None:
+    harness = QueueHarness([("#", {"bindings": ["$queue/a", "$queue/b"]})])
+    client = harness.connect("shop")
+    put(client, "$queue/a", b"makes a")
+    put(client, "$queue/b", b"makes b")
+    before = harness.depth("a") + harness.depth("b")
+    assert put(client, "$queue/a", b"x") == (0, "")
+    assert harness.depth("a") + harness.depth("b") == before + 2
+
+
 # ---- templates and $admin
 
 
@@ -406,7 +460,9 @@ def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
         (b'{"name": "a", "limits": {"message_ttl": 5}}', "limits.message_ttl"),
         (b'{"name": "a", "limits": {"overflow": "burn"}}', "limits.overflow"),
         (b'{"name": "a", "bindings": ["a/#/b"]}', "bindings"),
-        (b'{"name": "a", "bindings": ["$queue/b"]}', "bindings"),
+        (b'{"name": "a", "bindings": ["$queue/b/#"]}', "bindings"),
+        (b'{"name": "a", "bindings": ["$queue/a"]}', "a to a"),
+        (b'{"name": "a", "bindings": [{"topic": "x", "match": "some"}]}', "match"),
         (b'{"name": "a", "bindings": [""]}', "bindings"),
         (b'{"name": "a", "dlq_config": {"alert_webhook": "ftp://x"}}', "alert_webhook"),
         (b'{"name": "a", "schema": {"type": 7}}', "schema"),

@@ -134,6 +134,8 @@ class QueueHandler(NamespaceHandler):
         queue = self._find_queue(parsed)
         if queue is None:
             queue = self.create_queue(parsed.queue)
+        if self.bindings.queue_bindings:
+            self.bindings.copy_to_bound_queues(queue, message)
         if queue.rules.schema and not self.schemas.fits_schema(queue, message):
             if packet.qos > 0:
                 self._ack_after_commit(session, packet)
@@ -169,6 +171,7 @@ class QueueHandler(NamespaceHandler):
 
         Return False if it does not fit the schema and went to the invalid-message queue instead.
         """
+        self.bindings.copy_to_bound_queues(queue, message)
         if queue.rules.schema and not self.schemas.fits_schema(queue, message):
             return False
         self.engine.publish(queue, message, None, 0)
@@ -187,6 +190,7 @@ class QueueHandler(NamespaceHandler):
                 )
             queue = self.engine.queues.get(parsed.queue) or self.create_queue(parsed.queue)
             message = self._builder.build_message(will)
+            self.bindings.copy_to_bound_queues(queue, message)
             if not queue.rules.schema or self.schemas.fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
         except QueueError as error:
