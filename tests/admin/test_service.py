@@ -680,3 +680,28 @@ async def test_counters_of_a_deleted_group_stay_in_the_sums(make_harness: MakeHa
     after = await counters(harness)
     assert after["acked"] == before["acked"]
     assert after["dequeued"] >= before["dequeued"] - 1
+
+
+@pytest.mark.parametrize(
+    ("older_than", "keep_newest", "left"),
+    [
+        (0.0, 0, []),
+        (0.0, 2, [3, 4]),
+        (25.0, 0, [2, 3, 4]),
+        (5.0, 4, [1, 2, 3, 4]),
+        (0.0, 9, [0, 1, 2, 3, 4]),
+        (3600.0, 0, [0, 1, 2, 3, 4]),
+    ],
+)
+async def test_purge_by_age_and_by_number(
+    harness: AdminHarness, older_than: float, keep_newest: int, left: list[int]
+) -> None:
+    await harness.call(harness.admin.create_queue({"name": "tasks", "partitions": 3}))
+    for nth in range(5):  # 40, 30, 20, 10 and 0 seconds old
+        harness.publish(b"%d" % nth)
+        harness.advance(10 if nth < 4 else 0)
+    harness.advance(0.001)
+    purged = await harness.call(harness.admin.purge("tasks", older_than, keep_newest))
+    stored = await harness.call(harness.admin.peek("tasks"))
+    assert sorted(int(one.payload) for one in stored) == left
+    assert purged == 5 - len(left)

@@ -171,8 +171,9 @@ class AdminService:
         await self._facade.wait_committed()
         return self._queue_service.config_of(queue).as_dict()
 
-    async def purge(self, name: str) -> int:
-        return await dead_letter_operations.purge_queue(self._facade, name)
+    async def purge(self, name: str, older_than: float = 0.0, keep_newest: int = 0) -> int:
+        """Delete messages: all, or those older than some seconds and not among the newest."""
+        return await dead_letter_operations.purge_queue(self._facade, name, older_than, keep_newest)
 
     # ---- groups and consumers
 

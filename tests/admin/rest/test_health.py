@@ -34,8 +34,9 @@ async def test_broker_with_blocked_loop_is_unhealthy(
 
 
 async def test_broker_that_accepts_work_is_ready(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues", {"name": "tasks"})
     answer = await rest_api.web.get("/readyz")
-    assert answer.json() == {"status": "ready", "store": "memory", "warnings": []}
+    assert answer.json() == {"status": "ready", "store": "memory", "queues": 1, "warnings": []}
 
 
 async def test_broker_with_failed_store_is_not_ready(open_rest_api: OpenRestApi) -> None:

@@ -111,3 +111,13 @@ async def test_verify_recounts_the_ledger(rest_api: RestApi) -> None:
 async def test_wrong_method_gets_the_allowed_ones(rest_api: RestApi) -> None:
     answer = await rest_api.api.patch("/queues", json={})
     assert answer.headers["allow"] == "GET, POST"
+
+
+async def test_purge_takes_an_age_and_a_number_to_keep(rest_api: RestApi) -> None:
+    for _ in range(3):
+        await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x"})
+    done = await rest_api.ok("POST", "/queues/tasks/purge?older_than=1h&keep_newest=1")
+    assert done == {"purged": 0}
+    assert await rest_api.ok("POST", "/queues/tasks/purge?keep_newest=1") == {"purged": 2}
+    refusal = await rest_api.refused(400, "POST", "/queues/tasks/purge?older_than=soon")
+    assert "older_than" in refusal["message"]

@@ -258,6 +258,7 @@ def test_redis_adds_up_a_queue_over_its_partitions(
     assert (late.lag, late.pending) == (9, 0)
     assert workers.retrying == 1 and workers.pending == int(engine.ledger().delivered)
     assert workers.lag == 9 - 3 - workers.pending
+    assert workers.consumers == 1  # one client, which serves three partitions
 
 
 def test_stream_at_its_maximum_length_drops_the_oldest_and_the_ledger_agrees(

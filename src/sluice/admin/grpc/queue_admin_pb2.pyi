@@ -177,10 +177,14 @@ class UpdateConfigRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
 
 class PurgeQueueRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "older_than", "keep_newest")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_FIELD_NUMBER: _ClassVar[int]
+    KEEP_NEWEST_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    older_than: _duration_pb2.Duration
+    keep_newest: int
+    def __init__(self, name: _Optional[str] = ..., older_than: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., keep_newest: _Optional[int] = ...) -> None: ...
 
 class PurgeQueueResponse(_message.Message):
     __slots__ = ("purged",)

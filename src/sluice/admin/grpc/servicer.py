@@ -17,7 +17,7 @@ from sluice.admin import model
 from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.grpc import protobuf_requests
 from sluice.admin.grpc import queue_admin_pb2 as pb
-from sluice.admin.grpc.interceptor import CALLER, DoorClosing  # words: allowed
+from sluice.admin.grpc.interceptor import CALLER, DoorClosing, InvalidRequest  # words: allowed
 from sluice.admin.grpc.protobuf_responses import build, build_all, build_messages, to_json
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminServicer
 from sluice.admin.loop_bridge import LoopBridge
@@ -96,8 +96,13 @@ class QueueAdmin(QueueAdminServicer):
     async def PurgeQueue(
         self, request: pb.PurgeQueueRequest, context: Context
     ) -> pb.PurgeQueueResponse:
+        older_than = protobuf_requests.read_duration(request.older_than, "older_than")
+        if request.keep_newest < 0:
+            raise InvalidRequest("keep_newest is negative", "Give 0 or more")
         return pb.PurgeQueueResponse(
-            purged=await self._bridge.call(lambda service: service.purge(request.name))
+            purged=await self._bridge.call(
+                lambda service: service.purge(request.name, older_than, request.keep_newest)
+            )
         )
 
     async def Watch(

@@ -8,10 +8,17 @@ portions, so that deliveries continue meanwhile.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Final
 
 from sluice.admin import model
-from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, strip_queue_prefix
+from sluice.admin.broker_facade import (
+    BATCH_SIZE,
+    BrokerFacade,
+    MessageLocation,
+    split_into_batches,
+    strip_queue_prefix,
+)
 from sluice.admin.model import DeadLetterFilter, Redriven
 from sluice.admin.queries.dead_letter_errors import (
     MAX_EXAMINED,
@@ -311,9 +318,17 @@ async def delete_dead_letter(facade: BrokerFacade, name: str, message_id: str) -
     await facade.wait_committed()
 
 
-async def purge_queue(facade: BrokerFacade, name: str) -> int:
-    """Delete all messages that existed at the start and that no consumer is processing."""
+async def purge_queue(
+    facade: BrokerFacade, name: str, older_than: float = 0.0, keep_newest: int = 0
+) -> int:
+    """Delete all messages that existed at the start and that no consumer is processing.
+
+    With `older_than` (seconds) and `keep_newest`, only those that arrived before and are not among
+    the newest messages of the queue.
+    """
     queue = facade.get_queue(name)
+    if older_than or keep_newest:
+        return await _trim_queue(facade, queue, older_than, keep_newest)
     count = 0
     for partition, end in [(partition, int(partition.next_seq)) for partition in queue.partitions]:
         seq = 0
@@ -323,5 +338,28 @@ async def purge_queue(facade: BrokerFacade, name: str) -> int:
             seq = facade.purge_range(partition, seq, end, BATCH_SIZE)
             count += before - int(queue.depth)
             await facade.yield_to_loop()
+    await facade.wait_committed()
+    return count
+
+
+async def _trim_queue(
+    facade: BrokerFacade, queue: Queue, older_than: float, keep_newest: int
+) -> int:
+    cutoff_ms = (facade.sync_clock() - older_than) * 1000.0
+    excess = sum(int(one.live_count) for one in queue.partitions) - keep_newest
+    count = 0
+    locations = iterate_oldest_first(list(queue.partitions), [0] * len(queue.partitions))
+    for batch in split_into_batches(islice(locations, max(0, excess))):
+        if not facade.is_current(queue):
+            break
+        facade.begin_change()
+        old = [one for one in batch if int(one[0].arrival_ms(one[1])) < cutoff_ms]
+        before = int(queue.depth)
+        for partition, seq in old:
+            facade.purge_range(partition, seq, seq + 1, 1)
+        count += before - int(queue.depth)
+        if len(old) < len(batch):
+            break  # the others are younger
+        await facade.yield_to_loop()
     await facade.wait_committed()
     return count

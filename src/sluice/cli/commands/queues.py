@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 from rich.text import Text
@@ -197,14 +198,26 @@ def configure(cli: CommandContext, queue: Queue, changes: Changes = None) -> Non
 
 
 @command(app, "purge")
-def purge(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
+def purge(
+    cli: CommandContext,
+    queue: Queue,
+    older_than: Annotated[
+        str, typer.Option(metavar="DURATION", help="Only messages older than that, such as 2h.")
+    ] = "",
+    keep_newest: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Keep the N newest messages of the queue.")
+    ] = 0,
+    yes: Yes = False,
+) -> None:
     """Delete every message that no consumer works on. Dead letters stay."""
     stats = cli.api.get(queue_path(queue, "stats"))
+    limits = {"older_than": older_than, "keep_newest": str(keep_newest or "")}
+    query = urlencode({key: value for key, value in limits.items() if value})
     cli.out.confirm(
         f"Throw away up to {format_plural(stats['total_messages'], 'message')} of {stats['name']}?",
         yes,
     )
-    answer = cli.api.post(queue_path(queue, "purge"))
+    answer = cli.api.post(queue_path(queue, "purge") + (f"?{query}" if query else ""))
     if cli.print_if_json(answer):
         return
     cli.out.show(f"Purged {format_plural(answer['purged'], 'message')} of {stats['name']}.")

@@ -48,6 +48,7 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     status: Literal["ready"]
     store: str
+    queues: int = Field(description="number of queues, including dead-letter queues")
     warnings: list[str] = Field(
         default=[], description="what an operator must attend to; the server is ready anyway"
     )
@@ -155,7 +156,7 @@ async def readiness(request: Request) -> Readiness:
     if node.stopping:
         raise Stopping
     warnings = [LOSS_WARNING] if node.losses else []
-    return Readiness(status="ready", store=node.store, warnings=warnings)
+    return Readiness(status="ready", store=node.store, queues=node.queues, warnings=warnings)
 
 
 @router.get(

@@ -21,6 +21,7 @@ from sluice.admin.rest.errors import error_responses
 from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import (
     TIME_PATTERN,
+    DurationRange,
     GroupName,
     IntegerRange,
     QueueName,
@@ -30,6 +31,7 @@ from sluice.units import quote_path_segment
 
 router = APIRouter(prefix="/api/v1/queues", dependencies=[Depends(require_queues_enabled)])
 
+MAX_AGE_SECONDS = 100 * 31_536_000.0
 POSITION_PATTERN = rf"^(earliest|latest|[0-9]{{1,18}}|{TIME_PATTERN})$"
 ADMIN = Role.ADMIN
 
@@ -48,6 +50,15 @@ class GroupQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     group: str = Field(default="", description="Only findings about this group")
+
+
+class PurgeQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    older_than: Annotated[float, DurationRange(0, MAX_AGE_SECONDS)] = 0.0
+    keep_newest: Annotated[int, IntegerRange(0, 2**53)] = Field(
+        default=0, description="Keep this many of the newest messages of the queue"
+    )
 
 
 class NewGroup(BaseModel):
@@ -187,9 +198,16 @@ async def diagnose(
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(Role.OPERATOR, "purge queues"),
 )
-async def purge_queue(request: Request, name: QueueName) -> Purged:
-    """Delete every message that no consumer holds."""
-    return Purged(purged=await call_service(request, lambda service: service.purge(name)))
+async def purge_queue(
+    request: Request, name: QueueName, query: Annotated[PurgeQuery, Query()]
+) -> Purged:
+    """Delete messages that no consumer holds: all, or those that are old enough."""
+    older_than, keep_newest = query.older_than, query.keep_newest
+    return Purged(
+        purged=await call_service(
+            request, lambda service: service.purge(name, older_than, keep_newest)
+        )
+    )
 
 
 @router.get(

@@ -92,8 +92,9 @@ def collect_stats(channel: RedisChannel, keys: RedisKeys) -> StoreStats:
         queue = queue_stats.get(queue_of_partition_name(name.decode()))
         if queue is not None:
             partitions.append((keys.base_key(name.decode(), int(pid)), queue))
+    consumer_names: dict[int, set[bytes]] = {}  # by identity of the group
     for batch in _batches(partitions):
-        _add_partitions(channel, batch)
+        _add_partitions(channel, batch, consumer_names)
     return StoreStats((owner or b"").decode(errors="replace"), int(frame or 0), queue_stats)
 
 
@@ -102,7 +103,11 @@ def _batches(partitions: list[tuple[str, QueueStats]]) -> Iterator[list[tuple[st
         yield partitions[start : start + _BATCH_SIZE]
 
 
-def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStats]]) -> None:
+def _add_partitions(
+    channel: RedisChannel,
+    partitions: list[tuple[str, QueueStats]],
+    consumer_names: dict[int, set[bytes]],
+) -> None:
     commands: list[tuple[str, Command]] = []
     for base, _ in partitions:
         commands += [(base, ["EXISTS", base]), (base, ["XLEN", base])]
@@ -129,13 +134,24 @@ def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStat
             name = fields[b"name"].decode()
             group = queue.groups.setdefault(name, GroupStats())
             group.pending += int(fields[b"pending"])
-            group.consumers += int(fields[b"consumers"])
             if fields.get(b"lag") is None:
                 last = fields[b"last-delivered-id"]
                 unknown_lags.append((base, group, -1 if last == b"0-0" else entry_sequence(last)))
             else:
                 group.lag += int(fields[b"lag"])
             retry_sets.append((base, group, name))
+    # Redis knows the consumers of each partition, and a client usually serves several.
+    for (_, group, _), consumers in zip(
+        retry_sets,
+        channel.execute(
+            [(base, ["XINFO", "CONSUMERS", base, name]) for base, _, name in retry_sets]
+        ),
+    ):
+        names = consumer_names.setdefault(id(group), set())
+        for consumer_info in consumers:
+            consumer_fields: dict[bytes, Any] = dict(zip(consumer_info[::2], consumer_info[1::2]))
+            names.add(consumer_fields[b"name"])
+        group.consumers = len(names)
     for (_, group, _), count in zip(
         retry_sets,
         channel.execute(
