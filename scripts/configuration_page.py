@@ -51,6 +51,9 @@ SERVER: dict[str, str] = {
     "container or machine (`80%`) or a size (`2GiB`): above it, the broker refuses everything "
     "that it would have to store until it is 5 % below; `off`: no check. See "
     "[operations.md](operations.md#memory)",
+    "limits.group_expiry": "a group that has had no consumer for this long is deleted, with the "
+    "messages that only it had not settled, and logged; `0s`: never. Groups that Spark reads are "
+    "not deleted. After a restart the time starts again",
     "queues.max_partitions": "partitions of all queues together (in a cluster: of a cell); a "
     "queue that would exceed it is refused, except for dead letters",
     "queues.cache_bytes": "cache of recent message bodies in memory, all queues together",

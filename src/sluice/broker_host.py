@@ -55,6 +55,7 @@ MESSAGE_PATH_PACKAGES = re.compile(r"sluice/(broker|queues|store|cluster)/")
 # Minimum cache of message bodies for a cell, independent of the number of cells.
 MIN_CACHE_BYTES = 4 << 20
 SETTLEMENT_DELAY_SECONDS = 0.005  # maximum delay of settlements that wait to share a frame
+MAX_EXPIRY_CHECK_SECONDS = 60.0  # between two looks for unused groups
 
 
 class BrokerHost(CommitListener):
@@ -137,6 +138,7 @@ class BrokerHost(CommitListener):
         await self._restore_sessions(commit_loop)
         if self._settings.queues.enabled:
             self._schedule_owner_check()
+            self._schedule_group_expiry()
         if self._settings.salvage:
             commit_loop.housekeeping.snapshot_after_salvage()
         if self._watermark is not None:
@@ -215,6 +217,17 @@ class BrokerHost(CommitListener):
             lambda: exclusive_handler.repair_subscribers(list(broker.registry.sessions.values())),
         )
         broker.scheduler.wake_at(broker.turn.now + seconds, check)
+
+    def _schedule_group_expiry(self) -> None:
+        """Look periodically for groups that have had no consumer for `limits.group_expiry`."""
+        seconds = self._settings.limits.group_expiry
+        if not seconds:
+            return
+        broker = self._core.broker
+        handler = self._core.queue_handler
+        interval = min(seconds / 4, MAX_EXPIRY_CHECK_SECONDS)
+        check = PeriodicTask(interval, lambda: handler.expire_groups(seconds))
+        broker.scheduler.wake_at(broker.turn.now + interval, check)
 
     @property
     def service(self) -> AdminService:

@@ -160,6 +160,8 @@ class LimitSettings(ConfigSection):
     memory: Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_memory_size)] = (
         "80%"
     )
+    # groups without consumers are deleted after this time; 0: never
+    group_expiry: Annotated[Seconds, duration_between(0, 100 * 365 * 86400)] = 0.0
 
 
 class EcqSettings(ConfigSection):

@@ -339,6 +339,26 @@ class Lifecycle:
         self.remove_group(group)
         self._schedule_expiries(group.queue)
 
+    def expire_groups(self, unused_seconds: float) -> None:
+        """Delete groups that have had no consumer for so long, except those that read in bulk.
+
+        Call it periodically: it also notes which groups have consumers. After a restart the time
+        starts again.
+        """
+        now = self._state.now
+        expired: list[Group] = []
+        for group in self._state.groups.values():
+            if group.consumers or group.used_at == 0.0:
+                group.used_at = now
+            elif now - group.used_at >= unused_seconds and not _tracks_lost_ranges(group):
+                expired.append(group)
+        for group in expired:
+            self._state.warn(
+                f"group expired: {group.name} of queue {group.queue.name} had no consumer for "
+                f"{unused_seconds:g} s (limits.group_expiry)"
+            )
+            self.delete_group(group)
+
     def remove_group(self, group: Group) -> None:
         queue = group.queue
         self._remove_members(group)

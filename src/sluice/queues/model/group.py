@@ -84,6 +84,7 @@ class Group:
         self.consumers: list[Consumer] = []
         # Leases by the message id of the publisher.
         self.leases_by_message_id: dict[bytes, Lease] = {}
+        self.used_at: float = 0.0  # when it last had consumers, as `expire_groups` has seen
         self.delivered: i64 = 0
         self.redelivered: i64 = 0
         self.nacked: i64 = 0

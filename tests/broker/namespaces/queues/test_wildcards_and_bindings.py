@@ -454,7 +454,7 @@ def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
         (b"[" * 100_000, "not JSON"),
         (b"{}", "name is missing"),
         (b'{"name": "a//b"}', "none of them empty"),
-        (b'{"name": "a", "partitons": 3}', "partitons is not a key"),
+        (b'{"name": "a", "partitons": 3}', "partitons is not a setting"),
         (b'{"name": "a", "partitions": 0}', "partitions must be from 1 to 4096"),
         (b'{"name": "a", "partitions": true}', "partitions must be a number, from 1 to 4096"),
         (b'{"name": "a", "limits": {"message_ttl": 5}}', "limits.message_ttl"),
@@ -764,3 +764,52 @@ def test_message_size_is_checked_before_its_schema() -> None:
     assert checked == []
     assert put(client, "$queue/small", b"{ }") == (0, "")
     assert checked == [3]
+
+
+# ---- groups of clients that do not come back
+
+
+@pytest.mark.parametrize(
+    ("client_id", "warned"),
+    [
+        ("mqttjs_aa98f3e1", True),
+        ("sluice-0123456789abcdef01234567", True),
+        ("auto-5f2b9c7e-8a1d-4c3b-9e2f-1a2b3c4d5e6f", True),
+        ("worker-1", False),
+        ("image-resizer-12", False),
+        ("node20260101", False),
+    ],
+)
+def test_group_of_a_generated_client_id_is_reported(
+    harness: QueueHarness, client_id: str, warned: bool
+) -> None:
+    client = harness.connect(client_id)
+    reason, why = join(client, "$queue/jobs")
+    assert (reason, "Set consumer-group" in why) == (1, warned)
+    assert any("generated client id" in one for one in harness.warnings) is warned
+    assert join(client, "$queue/jobs") == (1, "")  # the group is no longer new
+    assert join(harness.connect(f"{client_id}x"), "$queue/named", consumer_group="g") == (1, "")
+
+
+def test_group_without_consumers_expires_and_frees_its_messages(harness: QueueHarness) -> None:
+    handler = harness.core.queue_handler
+    worker = harness.connect("worker-1")
+    join(worker, "$queue/jobs", ack_mode="puback")
+    gone = harness.connect("gone-1")
+    join(gone, "$queue/jobs")
+    gone.disconnect()
+    put(worker, "$queue/jobs", b"x")
+    take(worker)
+    for _ in range(3):
+        harness.broker.turn.begin()
+        handler.expire_groups(100.0)
+        harness.advance(49.0)
+    assert (set(harness.queue("jobs").groups), harness.depth("jobs")) == ({"worker", "gone"}, 1)
+    harness.advance(10.0)
+    harness.broker.turn.begin()
+    handler.expire_groups(100.0)
+    harness.advance(1.0)
+    assert (set(harness.queue("jobs").groups), harness.depth("jobs")) == ({"worker"}, 0)
+    assert any("group expired: gone of queue jobs" in one for one in harness.warnings)
+    harness.crash()
+    assert set(harness.queue("jobs").groups) == {"worker"}

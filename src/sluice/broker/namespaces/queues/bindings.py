@@ -9,8 +9,8 @@ from mypy_extensions import i64
 
 from sluice.broker.namespace import BindingTarget
 from sluice.broker.namespaces.queues.message_builder import MessageBuilder
-from sluice.broker.namespaces.queues.queue_topics import QUEUE_PREFIX
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
+from sluice.broker.queue_topics import QUEUE_PREFIX
 from sluice.broker.sessions.subscriptions import TopicBinding
 from sluice.errors import ProtocolViolation
 from sluice.message import Message

@@ -220,6 +220,11 @@ class QueueHandler(NamespaceHandler):
         if queue.rules.bindings:
             self.bindings.rebuild()
 
+    def expire_groups(self, unused_seconds: float) -> None:
+        """Delete groups that have had no consumer for so long."""
+        self._begin_command()
+        self.engine.lifecycle.expire_groups(unused_seconds)
+
     def on_queue_created(self, queue: Queue) -> None:
         self.queue_subscriptions.rejoin_orphans(queue)
         self.queue_subscriptions.join_wildcards(queue)

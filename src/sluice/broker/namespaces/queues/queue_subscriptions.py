@@ -25,7 +25,11 @@ from sluice.broker.namespaces.queues.memberships import (
     open_memberships,
 )
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.broker.namespaces.queues.queue_options import ConsumerOptions
+from sluice.broker.namespaces.queues.queue_options import (
+    ConsumerOptions,
+    default_group,
+    looks_generated,
+)
 from sluice.broker.queue_topics import (
     GROUP,
     INVALID,
@@ -234,10 +238,24 @@ class QueueSubscriptions:
             named = self._engine.queues.get(parsed.queue)
             if named is not None and options.group not in named.groups:
                 self._engine.check_group_limit(options.group, len(named.partitions))
+            is_new = named is None or options.group not in named.groups
             notice = _replace_earlier(session, topic_filter, parsed.queue, options.group)
+            if is_new and options.group == default_group(session.client_id):
+                notice = notice or self._warn_of_generated_id(session.client_id, options.group)
             self._join(session, topic_filter, named or self._open_queue(parsed.queue), qos, options)
         session.queue_requests[topic_filter] = requested
         return requested.qos, notice
+
+    def _warn_of_generated_id(self, client_id: str, group: str) -> str:
+        """Return a warning if a new group is named by an id that the client will not have again."""
+        if not looks_generated(client_id):
+            return ""
+        warning = (
+            f"new group {group!r} has its name from the generated client id {client_id!r}: "
+            "it keeps messages when the client is gone. Set consumer-group, or a client id"
+        )
+        self._engine.warn(warning)
+        return warning
 
     def is_joining(self, session: Session) -> bool:
         """Return whether matching queues of a filter of this session are still being joined."""
