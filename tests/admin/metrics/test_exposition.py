@@ -334,4 +334,4 @@ async def test_queue_deleted_during_the_copy_is_left_out(
         harness.queue_handler.delete_queue(harness.engine.queues["q/9"])
         page = await scraping
     assert page.has("mqtt_queue_depth", queue="$queue/q/0")
-    assert not page.has("mqtt_queue_depth", queue="q/9")
+    assert not page.has("mqtt_queue_depth", queue="$queue/q/9")

@@ -216,9 +216,9 @@ async def test_requests_above_concurrency_limit_are_refused_and_others_answered(
     held = asyncio.Event()
     purge = rest_api.harness.service.purge
 
-    async def slow(name: str) -> int:
+    async def slow(name: str, older_than: float, keep_newest: int) -> int:
         await held.wait()
-        return await purge(name)
+        return await purge(name, older_than, keep_newest)
 
     monkeypatch.setattr(rest_api.harness.service, "purge", slow)
     await rest_api.ok("POST", "/queues", {"name": "tasks"})

@@ -94,7 +94,7 @@ async def test_metrics_are_prometheus_text(rest_api: RestApi) -> None:
     await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x"})
     answer = await rest_api.web.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert 'mqtt_queue_depth{queue="tasks"} 1' in answer.text.replace("1.0", "1")
+    assert 'mqtt_queue_depth{queue="$queue/tasks"} 1' in answer.text.replace("1.0", "1")
 
 
 async def test_with_queues_disabled_node_endpoints_still_answer(open_rest_api: OpenRestApi) -> None:

@@ -245,8 +245,8 @@ async def test_every_api_shows_what_redis_shows_of_the_queues(
             assert sorted(documented) == sorted(
                 re.findall(r"^# TYPE (sluice_redis_\w+)", page, re.MULTILINE)
             )
-            assert 'sluice_redis_messages_total{queue="jobs",what="produced"} 3' in page
-            assert 'sluice_redis_lag{queue="jobs",group="g"} 0' in page
+            assert 'sluice_redis_messages_total{queue="$queue/jobs",what="produced"} 3' in page
+            assert 'sluice_redis_lag{queue="$queue/jobs",group="g"} 0' in page
     shell = Shell(broker)
     assert (
         json.loads((await shell.run_ok("store", "--json")).stdout)["queues"] == store_view["queues"]
