@@ -813,3 +813,18 @@ def test_group_without_consumers_expires_and_frees_its_messages(harness: QueueHa
     assert any("group expired: gone of queue jobs" in one for one in harness.warnings)
     harness.crash()
     assert set(harness.queue("jobs").groups) == {"worker"}
+
+
+def test_client_that_ends_while_its_consumer_is_blocked_gives_back_its_deliveries(
+    harness: QueueHarness,
+) -> None:
+    client = harness.connect("worker-1", receive_maximum=1)
+    join(client, "$queue/jobs")
+    for nth in range(3):
+        put(client, "$queue/jobs", b"%d" % nth)
+    assert len(client.messages()) == 1  # no PUBACK: the receive maximum blocks the consumer
+    client.disconnect()
+    assert not harness.queue("jobs").groups["worker"].consumers
+    other = harness.connect("worker-2")
+    join(other, "$queue/jobs")
+    assert len(take(other)) == 3

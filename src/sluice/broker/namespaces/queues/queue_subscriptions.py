@@ -375,7 +375,9 @@ class QueueSubscriptions:
         return found
 
     def leave(self, consumer: QueueConsumer) -> None:
-        open_memberships(consumer.session).blocked.remove(consumer)
+        memberships = find_memberships(consumer.session)
+        if memberships is not None:  # None: the session has ended, and its list with it
+            memberships.blocked.remove(consumer)
         self._engine.leave(consumer)
 
     def _remove_wildcard(self, session: Session, topic_filter: bytes) -> None:
