@@ -107,6 +107,8 @@ REST_ROUTES = {
     "DELETE /api/v1/bulk/stages/{app}/{batch}": O,
     "POST /api/v1/bulk/stages/{app}/{batch}/commit": O,
     "GET /api/v1/bulk/stages/{app}": V,
+    "GET /api/v1/samples": V,
+    "GET /api/v1/queues/{name}/samples": V,
     "GET /api/v1/live": V,
     "GET /api/v1/node": V,
     "GET /api/v1/nodes": V,

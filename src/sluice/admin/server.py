@@ -276,6 +276,7 @@ class HttpServer:
             opened.cancel()
             task.result()
         task.add_done_callback(self._on_server_exit)
+        self._rest_api.start()
 
     def _on_server_exit(self, task: asyncio.Task[None]) -> None:
         fault = None if task.cancelled() else task.exception()

@@ -25,12 +25,14 @@ from sluice.admin.model import (
 )
 from sluice.admin.queries import (
     client_operations,
+    counter_sampling,
     dead_letter_operations,
     message_lookup,
     owner_operations,
     publish_operation,
     view_builders,
 )
+from sluice.admin.queries.counter_sampling import CounterSample
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
 from sluice.admin.queries.store_status import StoreStatus
 from sluice.broker.broker import Broker
@@ -110,6 +112,10 @@ class AdminService:
     async def collect_metrics(self) -> MetricsSnapshot:
         """Return a copy of all counters."""
         return await take_snapshot(self._facade)
+
+    async def sample_counters(self, max_queues: int) -> CounterSample:
+        """Return the counters that charts are drawn from, of at most `max_queues` queues."""
+        return await counter_sampling.sample_counters(self._facade, max_queues)
 
     # ---- queues
 

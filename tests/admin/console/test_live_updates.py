@@ -70,7 +70,7 @@ def test_rate_is_drawn_from_the_second_sample_on(broker: Broker, open_console: O
           history.add(node, [queue], 1000);
           history.add(node, [{ ...queue, ack_rate: 35 }], 2000);
           const of = (name, field) => history.of(name, field).map(([, value]) => value);
-          return [of('q', 'depth'), of('q', 'ack_rate'), of(null, 'depth'), of(null, 'ack_rate')];
+          return [of('q', 'total_messages'), of('q', 'ack_rate'), of(null, 'total_messages'), of(null, 'ack_rate')];
         }"""
     )
     assert drawn == [[7, 7], [35], [7, 7], [35]]
@@ -214,3 +214,25 @@ def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
         [[["partitions", "cannot shrink"]], []],
         [[], ["the disk is full"]],
     ]
+
+
+def test_charts_begin_with_the_samples_of_the_broker(broker: Broker, open_console: Open) -> None:
+    console = open_console(broker)
+    console.open()
+    drawn = console.page.evaluate(
+        """async () => {
+          const { History } = await import('/console/history.js');
+          const history = new History();
+          const queue = { name: 'q', total_messages: 7, enqueue_rate: 0 };
+          Object.assign(queue, { dequeue_rate: 0, ack_rate: 0 });
+          const node = { name: 'local', publishes_received: 0, publishes_sent: 0 };
+          history.backfill('q', [{ times: [100, 595, 600], total_messages: [1, 5, null] }]);
+          history.backfill(null, [
+            { times: [595], total_messages: [5] },
+            { times: [596], total_messages: [2] },
+          ]);
+          history.add(node, [queue], 601000);
+          return [history.of('q', 'total_messages'), history.of(null, 'total_messages')];
+        }"""
+    )
+    assert drawn == [[[595000, 5], [601000, 7]], [[595000, 7], [601000, 7]]]

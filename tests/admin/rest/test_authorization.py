@@ -23,6 +23,8 @@ READS = [
     "/queues/tasks/messages",
     "/queues/tasks/dlq",
     "/queues/tasks/dlq-errors",
+    "/samples",
+    "/queues/tasks/samples",
     "/queues/tasks/diagnosis",
     "/verify",
     "/clients",

@@ -159,6 +159,8 @@ const id = level;
 
 export const api = {
   whoami: () => request("GET", "/whoami"),
+  samples: () => request("GET", "/samples"),
+  queueSamples: (name) => request("GET", `${queue(name)}/samples`),
   listeners: () => request("GET", "/listeners"),
   nodes: () => request("GET", "/nodes"),
   cluster: () => request("GET", "/cluster"),

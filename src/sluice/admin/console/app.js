@@ -270,7 +270,9 @@ function start() {
   wireTheme();
   wireSearch();
   app.live = new Live(linkState, handleEvent);
+  const loadHistory = async () => app.history.backfill(null, await api.samples());
   loadIdentity().finally(() => {
+    loadHistory().catch(() => null); // charts then begin now
     watch(show);
     app.live.start();
   });

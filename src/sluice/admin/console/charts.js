@@ -7,7 +7,7 @@ import { SAMPLES } from "./history.js";
 
 // Seconds; the shortest that fits the data, to avoid empty charts.
 const WINDOWS = [60, 120, SAMPLES];
-const GAP = 3500; // two samples further apart than this are not joined
+const GAP = 12000; // two samples further apart than this are not joined
 const EDGE = { top: 10, right: 12, bottom: 22, left: 46 };
 
 /** The smallest "round" number at or above `value`, and the steps to it. */

@@ -1,7 +1,8 @@
 // Samples of the live stream for charts: the last five minutes of each queue and of the node, one
 // per second. All series share one ring of times, so a queue costs only its numbers. Times are
 // those of the broker's clock: two samples that arrive together are still a second apart. A rate
-// needs two samples; the first rate, which the broker reports as 0, is not drawn.
+// needs two samples; the first rate, which the broker reports as 0, is not drawn. What happened
+// before the page was opened comes from the broker, one sample per five seconds.
 
 export const SAMPLES = 300;
 const FIELDS = ["total_messages", "enqueue_rate", "dequeue_rate", "ack_rate"];
@@ -25,6 +26,28 @@ export class History {
     this.counters = null;
     this.node = "";
     this.arrivedAt = 0;
+    this.past = new Map(); // by queue, null for all: { field: [[time, value]] } from the broker
+  }
+
+  /** Use the samples that the broker has; `parts`: those of each node, summed. */
+  backfill(name, parts) {
+    const fields = {};
+    for (const part of parts)
+      for (const field of Object.keys(part).filter((key) => Array.isArray(part[key]))) {
+        if (field === "times") continue;
+        const sums = (fields[field] ??= new Map());
+        part.times.forEach((time, nth) => {
+          const value = part[field][nth];
+          if (value === null) return;
+          const slot = parts.length > 1 ? Math.round(time / 5) * 5 : time;
+          sums.set(slot, (sums.get(slot) ?? 0) + value);
+        });
+      }
+    const series = Object.entries(fields).map(([field, sums]) => [
+      field,
+      [...sums].sort(([a], [b]) => a - b).map(([time, value]) => [time * 1000, value]),
+    ]);
+    this.past.set(name, Object.fromEntries(series));
   }
 
   /** The time now by the broker's clock, which may differ from the browser's. */
@@ -88,11 +111,16 @@ export class History {
     const points = [];
     if (!series) return points;
     const values = series.values[field];
+    const now = this.now();
     for (let nth = SAMPLES - last + 1; nth <= SAMPLES; nth += 1) {
       const index = (this.at + nth) % SAMPLES;
       if (!Number.isNaN(values[index]) && !Number.isNaN(this.times[index]))
         points.push([this.times[index], values[index]]);
     }
-    return points;
+    const begin = points[0]?.[0] ?? now;
+    const past = (this.past.get(name)?.[field] ?? []).filter(
+      ([time]) => time < begin && now - time < last * 1000,
+    );
+    return [...past, ...points];
   }
 }

@@ -21,6 +21,7 @@ from sluice.admin.bulk.bulk_service import BulkService
 from sluice.admin.bulk.bulk_views import Batch, CommitResult, DeadLetterRepair, QueueTarget
 from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot
 from sluice.admin.model import QueueDetail
+from sluice.admin.queries.counter_sampling import CounterSample
 from sluice.admin.service import AdminService
 from sluice.cluster.directory import Directory
 from sluice.errors import StoreError, UnknownLoss
@@ -184,6 +185,15 @@ class ClusterAdminService(AdminService):
     ) -> list[model.Owner]:
         pages = [await one.owners(prefix, after, limit) for one in list(self._services().values())]
         return list(islice(merge(*pages, key=lambda view: view.client), limit))
+
+    async def sample_counters(self, max_queues: int) -> CounterSample:
+        combined = CounterSample(time.time())
+        for service in list(self._services().values()):
+            part = await service.sample_counters(max_queues - len(combined.queues))
+            combined.publishes_received += part.publishes_received
+            combined.publishes_sent += part.publishes_sent
+            combined.queues.update(part.queues)
+        return combined
 
     async def clients(
         self,

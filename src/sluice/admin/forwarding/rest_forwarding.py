@@ -72,6 +72,7 @@ GATHERED_LISTS: Final = {
     "queues": GatheredList("name"),
     "ecq": GatheredList("client"),
     "clients": GatheredList("client"),
+    "samples": GatheredList("node", is_per_cell=False),
     "nodes": GatheredList("name", is_per_cell=False),
     "verify": GatheredList(),
     "losses": GatheredList("cell"),

@@ -31,6 +31,7 @@ from sluice.admin.rest.routes import (
 )
 from sluice.admin.rest.routes.bulk_routes import BulkResources
 from sluice.admin.rest.routes.live_routes import LiveFeed
+from sluice.admin.rest.sample_history import SampleHistory
 from sluice.cluster.directory import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
@@ -80,8 +81,13 @@ class RestApi:
         feed: LiveFeed = self.app.state.live
         return feed
 
+    def start(self) -> None:
+        """Start what runs without requests; called on the admin loop."""
+        self.app.state.samples.start()
+
     def stop(self) -> None:
         self.middleware.is_stopping = True
+        self.app.state.samples.stop()
         self.feed.close()
         self.app.state.bulk.stop()
 
@@ -125,6 +131,7 @@ def make_app(
     app.state.watermark = watermark if watermark is not None else MemoryWatermark(0)
     app.state.live = LiveFeed(bridge)
     app.state.listeners = listeners
+    app.state.samples = SampleHistory(bridge)
     app.state.directory = directory
     app.state.bulk = bulk_resources if bulk_resources is not None else BulkResources()
     errors.install_error_handlers(app)

@@ -132,5 +132,23 @@ class Listeners(BaseModel):
     wss: str = Field(default="", description="Over WebSocket with TLS")
 
 
+class QueueSamples(BaseModel):
+    """Up to five minutes of a queue; null where nothing is known."""
+
+    times: list[float] = Field(description="Seconds since 1970, oldest first")
+    total_messages: list[float | None] = Field(description="Stored messages")
+    enqueue_rate: list[float | None] = Field(description="Per second, as the following")
+    dequeue_rate: list[float | None]
+    ack_rate: list[float | None]
+
+
+class NodeSamples(QueueSamples):
+    """The same for a node: the sums of its queues, and its MQTT publishes."""
+
+    node: str
+    publishes_in: list[float | None]
+    publishes_out: list[float | None]
+
+
 class Found(BaseModel):
     queues: list[str] = Field(description="Queues that know the message")

@@ -1,5 +1,6 @@
 // The current state of a queue: figures, charts, message states, diagnosis, groups and partitions.
 
+import { api } from "../api.js";
 import { PartitionBars, StateBar } from "../bars.js";
 import { Chart } from "../charts.js";
 import { mosquitto } from "../commands.js";
@@ -51,6 +52,10 @@ export function figuresTab(page) {
       { label: "Acknowledged", tone: "ack" },
     ],
   });
+  api.queueSamples(name).then(
+    (samples) => app.history.backfill(name, [samples]),
+    () => null, // charts then begin now
+  );
   const states = new StateBar(`Messages of ${name}`);
   const statesNote = h("span", { class: "soft" });
   const doctor = new DoctorCard(name);

@@ -239,16 +239,9 @@ class Row {
     this.depth = h("span", { class: "num" });
     this.spark = new Spark();
     this.cells = Object.fromEntries(
-      [
-        "enqueue_rate",
-        "ack_rate",
-        "inflight_messages",
-        "retrying",
-        "active_consumers",
-      ].map((key) => [
-        key,
-        number(),
-      ]),
+      ["enqueue_rate", "ack_rate", "inflight_messages", "retrying", "active_consumers"].map(
+        (key) => [key, number()],
+      ),
     );
     this.deadLetters = h("a", { href: to.queue(name, "dead-letters") });
     this.noDeadLetters = h("span", { class: "soft" }, "0");

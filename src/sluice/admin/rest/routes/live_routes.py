@@ -22,8 +22,9 @@ from sluice.admin import model
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.rest.deps import REAUTHENTICATE_KEY, call_bridge, call_service
 from sluice.admin.rest.errors import Busy, Stopping, error_responses
-from sluice.admin.rest.json_models import to_json
-from sluice.admin.rest.params import parse_queue_name
+from sluice.admin.rest.json_models import NodeSamples, QueueSamples, to_json
+from sluice.admin.rest.params import QueueName, parse_queue_name
+from sluice.admin.rest.sample_history import SampleHistory
 from sluice.admin.service import AdminService
 from sluice.errors import AccessError, SluiceError
 
@@ -209,6 +210,22 @@ async def _list_page(service: AdminService, after: str) -> list[model.Queue]:
 
 def format_detail_event(detail: model.QueueDetail) -> bytes:
     return format_event("queue", to_json(model.QueueDetail, detail).decode())
+
+
+@router.get("/samples", response_model=list[NodeSamples], responses=error_responses())
+async def show_samples(request: Request) -> Any:
+    """The last five minutes of each node, every five seconds: what charts begin with."""
+    node = await call_service(request, lambda service: service.node())
+    samples: SampleHistory = request.app.state.samples
+    return [{"node": node.name, **samples.of_node()}]
+
+
+@router.get("/queues/{name}/samples", response_model=QueueSamples, responses=error_responses(404))
+async def show_queue_samples(request: Request, name: QueueName) -> Any:
+    """The last five minutes of a queue, every five seconds."""
+    stats = await call_service(request, lambda service: service.stats(name))
+    samples: SampleHistory = request.app.state.samples
+    return samples.of_queue(stats.name)
 
 
 class LiveQuery(BaseModel):

@@ -1,0 +1,41 @@
+"""Copies of the counters that charts need, taken on the broker's loop in slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
+from sluice.queues.log import ACKED
+from sluice.queues.model.queue import Queue
+
+
+@dataclass(slots=True)
+class CounterSample:
+    """Counters at one moment: of each queue (depth, enqueued, delivered, acked), and of clients."""
+
+    at: float = 0.0
+    publishes_received: int = 0
+    publishes_sent: int = 0
+    queues: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+
+
+async def sample_counters(facade: BrokerFacade, max_queues: int) -> CounterSample:
+    """Return the counters of at most `max_queues` queues, those that were created first."""
+    counters = facade.broker.counters
+    sample = CounterSample(
+        facade.sync_clock(), int(counters.publishes_received), int(counters.publishes_sent)
+    )
+    for nth, (name, queue) in enumerate(list(facade.engine.queues.items())[:max_queues]):
+        if nth % BATCH_SIZE == BATCH_SIZE - 1:
+            await facade.yield_to_loop()
+        sample.queues[name] = _counters_of(queue)
+    return sample
+
+
+def _counters_of(queue: Queue) -> tuple[int, int, int, int]:
+    delivered = acked = 0
+    for group in queue.groups.values():
+        delivered += int(group.delivered)
+        for cursor in group.cursors:
+            acked += int(cursor.outcome_counts[ACKED])
+    return int(queue.depth), int(queue.enqueued), delivered, acked
