@@ -15,6 +15,7 @@ from sluice.access.identity import Role
 from tests.admin.console.conftest import Open, base_of
 from tests.admin.console.kit import SECONDS, Peer
 from tests.support.broker_process import Broker, StartBroker
+from tests.support.external_programs import need_node_package
 
 Connect = Callable[[Broker, str], Peer]
 
@@ -210,3 +211,58 @@ def test_token_is_stored_in_the_tab_only_and_decides_what_is_allowed(
     console.live()
     page.get_by_role("button", name="Sign out").click()
     expect(dialog).to_be_visible()
+
+
+def test_phone_shows_every_column_and_a_header_of_two_rows(
+    populated_broker: Broker, open_console: Open
+) -> None:
+    console = open_console(populated_broker, width=390, height=800, is_mobile=True, has_touch=True)
+    page = console.page
+    console.open()
+    console.live()
+    row = page.locator("table.queues tbody tr", has_text=EVIL)
+    for label in ("Depth", "Consumers", "Retrying", "Dead letters"):
+        box = row.locator(f"[data-label='{label}']").bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390, label
+    header = page.locator("header.bar").bounding_box()
+    assert header and header["height"] <= 96
+    expect(page.get_by_role("button", name="Theme")).to_have_text("Theme: auto")
+    for place in ("Queues", "Clients", "Last-value queues", "Nodes"):
+        box = page.get_by_role("link", name=place, exact=True).first.bounding_box()
+        assert box and box["x"] + box["width"] <= 390, place
+    console.screenshot("phone-queues-390")
+    for tab in PAGES:
+        console.open_queue(EVIL, tab)
+        page.locator(".loading").first.wait_for(state="detached")
+        for name in ("Overview", "Messages", "Dead letters", "Configuration"):
+            link = page.get_by_role("navigation", name="Queue").get_by_role("link", name=name)
+            box = link.bounding_box()
+            assert box and box["x"] + box["width"] <= 390, name
+        for table in page.locator(".table-box").all():
+            wider = table.evaluate("box => box.scrollWidth - box.clientWidth")
+            assert wider <= 1, (tab, table.get_attribute("aria-label"))
+        console.screenshot(f"phone-390{tab.replace('/', '-')}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_have_no_accessibility_violation(
+    populated_broker: Broker, open_console: Open, theme: str
+) -> None:
+    script = need_node_package("axe-core") / "axe.min.js"
+    console = open_console(populated_broker, color_scheme=theme)
+    page = console.page
+    addresses = ["/", "/clients", "/ecq", "/nodes"]
+    addresses += [f"/queues/{quote(EVIL, safe='')}{tab}" for tab in PAGES]
+    addresses.append(f"/queues/{quote(EVIL, safe='')}/messages/{quote(EVIL + '2', safe='')}")
+    found = []
+    for address in addresses:
+        console.open(address)
+        console.live()
+        page.locator(".loading").first.wait_for(state="detached")
+        page.evaluate(script.read_text("utf-8"))
+        violations = page.evaluate(
+            "axe.run().then(({ violations }) => violations.flatMap((one) =>"
+            " one.nodes.map((node) => `${one.id}: ${node.target} ${node.html.slice(0, 120)}`)))"
+        )
+        found += [f"{address} {one}" for one in violations]
+    assert not found, "\n".join(found)

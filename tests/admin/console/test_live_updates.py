@@ -70,7 +70,8 @@ def test_rate_is_drawn_from_the_second_sample_on(broker: Broker, open_console: O
           history.add(node, [queue], 1000);
           history.add(node, [{ ...queue, ack_rate: 35 }], 2000);
           const of = (name, field) => history.of(name, field).map(([, value]) => value);
-          return [of('q', 'total_messages'), of('q', 'ack_rate'), of(null, 'total_messages'), of(null, 'ack_rate')];
+          const fields = ['total_messages', 'ack_rate'];
+          return ['q', null].flatMap((name) => fields.map((field) => of(name, field)));
         }"""
     )
     assert drawn == [[7, 7], [35], [7, 7], [35]]

@@ -194,7 +194,7 @@ async function loadIdentity() {
   replace(
     part("who"),
     own && !own.anonymous
-      ? [h("span", { title: `Role: ${role}` }, `${own.name} (${role})`), " "]
+      ? [h("span", { class: "wide-only", title: `Role: ${role}` }, `${own.name} (${role})`), " "]
       : null,
     own && authorization()
       ? h("button", { type: "button", class: "plain", onclick: signOut }, "Sign out")
@@ -214,7 +214,7 @@ function wireTheme() {
   const next = { auto: "light", light: "dark", dark: "auto" };
   const tell = () => {
     const now = root.dataset.theme ?? "auto";
-    replace(button, h("span", { class: "wide-only" }, "Theme: "), now);
+    replace(button, "Theme: ", now);
     setAttribute(button, "aria-label", `Theme: ${now}. Switch to ${next[now]}`);
     setAttribute(button, "title", `Switch to ${next[now]}`);
   };

@@ -55,7 +55,7 @@ export class Chart {
       h(
         "figcaption",
         null,
-        h("h3", null, title, " ", h("span", { class: "soft" }, unit)),
+        h("h2", null, title, " ", h("span", { class: "soft" }, unit)),
         this.readAt,
       ),
       h("ul", { class: "legend" }, legend),

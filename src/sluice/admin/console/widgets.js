@@ -95,7 +95,7 @@ export function facts(entries, kind = "") {
 }
 
 export function empty(title, ...content) {
-  return h("div", { class: "empty" }, h("h3", null, title), ...content);
+  return h("div", { class: "empty" }, h("h2", null, title), ...content);
 }
 
 /** A placeholder while something loads. */
@@ -107,10 +107,18 @@ export function failed(fault, retry) {
   return h(
     "div",
     { class: "empty bad", role: "alert" },
-    h("h3", null, prose(fault.message)),
+    h("h2", null, prose(fault.message)),
     fault.advice ? h("p", null, prose(fault.advice)) : null,
     retry ? h("button", { type: "button", onclick: retry }, "Try again") : null,
   );
+}
+
+/** Label the cells of a row: on a phone each row is a card, with labels in place of columns. */
+export function labelCells(row, columns) {
+  [...row.children].forEach((cell, nth) => {
+    if (cell.localName === "td") cell.dataset.label = columns[nth]?.label ?? "";
+  });
+  return row;
 }
 
 /** A table with a caption, hidden if `quiet`. `columns`: [{ label, number, title }]. */
@@ -126,7 +134,8 @@ export function table(caption, columns, rows, { quiet = true, kind = "" } = {}) 
       ),
     ),
   );
-  const body = rows instanceof Node ? rows : h("tbody", null, rows);
+  const labelled = rows instanceof Node ? null : rows.map((row) => labelCells(row, columns));
+  const body = labelled ? h("tbody", null, labelled) : rows;
   return h(
     "div",
     { class: "table-box", tabindex: 0, role: "region", "aria-label": caption },

@@ -4,7 +4,7 @@ import { seekGroup } from "../actions.js";
 import { PartitionStrip, StateBar, toneOf } from "../bars.js";
 import { Keyed, h, replace, setAttribute, setText } from "../dom.js";
 import { count, ranges } from "../format.js";
-import { ageText, table, tag } from "../widgets.js";
+import { ageText, labelCells, table, tag } from "../widgets.js";
 
 const LEDGER = [
   "enqueued",
@@ -17,30 +17,29 @@ const LEDGER = [
   "purged",
 ];
 
+const CONSUMER_COLUMNS = [
+  { label: "Consumer" },
+  { label: "Partitions" },
+  { label: "In flight", number: true },
+  { label: "Prefetch", number: true },
+  { label: "Priority", number: true },
+  { label: "Last settled", number: true },
+  { label: "State" },
+];
+
 export class GroupCard {
   constructor(page, name) {
     this.lag = h("strong", { class: "num" });
     this.oldest = h("span", { class: "soft" });
     this.bar = new StateBar(`Group ${name}`);
     this.ledger = Object.fromEntries(LEDGER.map((key) => [key, h("td", { class: "num" })]));
-    this.redelivered = h("td", { class: "num" });
-    this.nacked = h("td", { class: "num" });
+    for (const key of LEDGER) this.ledger[key].dataset.label = key;
+    this.redelivered = h("td", { class: "num", "data-label": "redelivered" });
+    this.nacked = h("td", { class: "num", "data-label": "nacked" });
     this.strip = new PartitionStrip();
     this.body = h("tbody");
     this.consumers = new Keyed(this.body, (consumer) => new ConsumerRow(consumer));
-    this.table = table(
-      `Consumers of group ${name}`,
-      [
-        { label: "Consumer" },
-        { label: "Partitions" },
-        { label: "In flight", number: true },
-        { label: "Prefetch", number: true },
-        { label: "Priority", number: true },
-        { label: "Last settled", number: true },
-        { label: "State" },
-      ],
-      this.body,
-    );
+    this.table = table(`Consumers of group ${name}`, CONSUMER_COLUMNS, this.body);
     this.noConsumers = h(
       "p",
       { class: "soft" },
@@ -153,6 +152,7 @@ class ConsumerRow {
       Object.values(this.cells),
     );
     this.stateKey = null;
+    labelCells(this.element, CONSUMER_COLUMNS);
   }
 
   update(consumer) {

@@ -7,6 +7,7 @@ import { Spark } from "../charts.js";
 import { Keyed, freshId, h, setAttribute, setText } from "../dom.js";
 import { count, plural, rate } from "../format.js";
 import { to } from "../router.js";
+import { labelCells } from "../widgets.js";
 
 const ROWS = 50;
 const SETTLE = 4000;
@@ -260,6 +261,7 @@ class Row {
       Object.values(this.cells),
       this.deadLettersCell,
     );
+    labelCells(this.element, COLUMNS);
   }
 
   update(queue) {
