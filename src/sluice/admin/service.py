@@ -13,6 +13,7 @@ from itertools import islice
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, strip_queue_prefix
 from sluice.admin.bulk.bulk_service import BulkService
+from sluice.admin.metrics.counter_sampling import CounterSample, sample_counters
 from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
 from sluice.admin.model import (
     DeadLetterFilter,
@@ -25,14 +26,12 @@ from sluice.admin.model import (
 )
 from sluice.admin.queries import (
     client_operations,
-    counter_sampling,
     dead_letter_operations,
     message_lookup,
     owner_operations,
     publish_operation,
     view_builders,
 )
-from sluice.admin.queries.counter_sampling import CounterSample
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
 from sluice.admin.queries.store_status import StoreStatus
 from sluice.broker.broker import Broker
@@ -115,7 +114,7 @@ class AdminService:
 
     async def sample_counters(self, max_queues: int) -> CounterSample:
         """Return the counters that charts are drawn from, of at most `max_queues` queues."""
-        return await counter_sampling.sample_counters(self._facade, max_queues)
+        return await sample_counters(self._facade, max_queues)
 
     # ---- queues
 

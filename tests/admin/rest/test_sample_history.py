@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sluice.admin.queries.counter_sampling import CounterSample
+from sluice.admin.metrics.counter_sampling import CounterSample
 from sluice.admin.rest import sample_history
 from sluice.admin.rest.sample_history import SAMPLES, SampleHistory
 from tests.admin.rest.conftest import OpenRestApi

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
 from sluice.queues.log import ACKED
-from sluice.queues.model.queue import Queue
+from sluice.queues.model import Queue
 
 
 @dataclass(slots=True)
