@@ -106,6 +106,32 @@ def test_job_is_sent_without_an_event_loop(broker: Broker) -> None:
     asyncio.run(app.close())
 
 
+async def test_background_worker_logs_the_error_that_ends_it_and_raises_it_at_the_end(
+    broker: Broker,
+) -> None:
+    app, ended = Worker(f"mqtt://{broker.mqtt}", name="background"), asyncio.Event()
+
+    @app.task("background", retry=RetryPolicy(jitter=7))
+    async def job() -> None: ...
+
+    class Watcher(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "worker background ended" in record.getMessage():
+                ended.set()
+
+    async def run() -> None:
+        async with app.serving(), asyncio.timeout(30):
+            await ended.wait()
+
+    watcher = Watcher()
+    logging.getLogger("sluice.worker").addHandler(watcher)
+    try:
+        with pytest.raises(QueueConfigRefused):
+            await run()
+    finally:
+        logging.getLogger("sluice.worker").removeHandler(watcher)
+
+
 # Decorators
 
 

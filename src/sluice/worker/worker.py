@@ -279,15 +279,20 @@ class Worker:
     async def serving(self) -> AsyncIterator[None]:
         """Work in the background of a larger program, such as a web server.
 
-        An error that ends the worker is raised at the end of the block.
+        An error that ends the worker is logged, and raised at the end of the block.
         """
         work = asyncio.create_task(self.serve(), name=f"sluice-{self.name}")
+        work.add_done_callback(self._log_failure)
         try:
             await asyncio.sleep(0)  # `stop` works from here on
             yield
         finally:
             self.stop()
             await work
+
+    def _log_failure(self, work: asyncio.Task[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.error("worker %s ended: %s", self.name, error)
 
     async def close(self) -> None:
         """Close the connection that `send` has opened, if the worker does not run here."""
