@@ -63,12 +63,13 @@ class Broker:
         session_store = VolatileSessionStore() if state is None else SessionStore(state, self.turn)
         self.router: Router = Router(limits, self.turn, self.counters, session_store)
         namespaces = self.router.namespaces
-        namespaces.serve_plain(PlainTopics(self.router))
+        plain = PlainTopics(self.router)
+        namespaces.serve_plain(plain)
         reserved = ReservedTopics(self.router)
         namespaces.register(b"$SYS/", reserved)
         namespaces.register_topic(b"$SYS", reserved)
         self.incoming: IncomingPublishes = IncomingPublishes(
-            limits, self.turn, self.counters, namespaces
+            limits, self.turn, self.counters, namespaces, plain
         )
         self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
         # An instance that is passed in is shared with other cells.

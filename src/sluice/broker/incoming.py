@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sluice.broker.acl import MAY_NOT_PUBLISH, Grant
 from sluice.broker.limits import Limits, topic_depth_error
 from sluice.broker.namespace import Namespaces
+from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.turn import Turn
 from sluice.errors import ProtocolViolation
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
 
 class IncomingPublishes:
     def __init__(
-        self, limits: Limits, turn: Turn, counters: Counters, namespaces: Namespaces
+        self,
+        limits: Limits,
+        turn: Turn,
+        counters: Counters,
+        namespaces: Namespaces,
+        plain: PlainTopics,
     ) -> None:
+        self._plain: PlainTopics = plain
         self._counters: Counters = counters
         self._limits: Limits = limits
         self._turn: Turn = turn
@@ -70,7 +77,7 @@ class IncomingPublishes:
         if packet.topic[0] == 0x24:
             self._namespaces.publish(packet, session, connection)
         else:
-            self._namespaces.plain.publish(packet, session, connection)
+            self._plain.publish_plain(packet, session, connection)
 
     def _refuse(
         self, packet: Publish, grant: Grant, session: Session, connection: ConnectionPort

@@ -28,7 +28,10 @@ class PlainTopics(NamespaceHandler):
         self._router: Router = router
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
-        """Publish to a plain topic.
+        self.publish_plain(packet, session, connection)
+
+    def publish_plain(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
+        """Publish to a plain topic. No subclass overrides this, so compiled calls are direct.
 
         The message has reached its recipients when this method returns, so the acknowledgement is
         sent at once. If a part of it must be stored (for a queue, a persistent session or as a

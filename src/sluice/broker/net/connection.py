@@ -297,6 +297,7 @@ class Connection(ConnectionPort):
     def _process_packets(self, reader: PacketReader) -> None:
         """Process every complete packet of a read and buffer the rest."""
         counters = self.broker.counters
+        incoming = self.broker.incoming
         max_packet_size = self.broker.limits.max_packet_size
         reader.limit = max_packet_size
         if self.session is None and max_packet_size > MAX_CONNECT_BYTES:
@@ -325,7 +326,7 @@ class Connection(ConnectionPort):
                 self._last_topic = packet.topic
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
-                self.broker.incoming.receive(packet, session, self)
+                incoming.receive(packet, session, self)
             elif head == 0x40:
                 if end - body == 2:
                     session.outbound.on_puback(read_u16(data, body, end), 0)

@@ -44,7 +44,8 @@ class OutboundQos(Publisher):
         self.dropped_count: i64 = 0
         # Its queue consumers, and the subscriber of its exclusive queue.
         self.queue_listener: CapacityListener = NO_CAPACITY_LISTENER
-        self.exclusive_listener: CapacityListener = NO_CAPACITY_LISTENER
+        self._exclusive_listener: CapacityListener = NO_CAPACITY_LISTENER
+        self._has_listeners: bool = False  # a PUBACK of a plain message costs one test
 
     def begin_connection(self) -> None:
         """Resend unacknowledged deliveries on a new connection, then send queued ones."""
@@ -58,9 +59,25 @@ class OutboundQos(Publisher):
         self._to_resend = to_resend if to_resend else None
         self.resume_sending()
 
+    def follow_for_queues(self, listener: CapacityListener) -> None:
+        """Notify `listener`, for the queue consumers of this session."""
+        self.queue_listener = listener
+        self._update_listeners()
+
+    def follow_for_values(self, listener: CapacityListener) -> None:
+        """Notify `listener`, for the subscriber of its exclusive queue."""
+        self._exclusive_listener = listener
+        self._update_listeners()
+
+    def _update_listeners(self) -> None:
+        self._has_listeners = (
+            self.queue_listener is not NO_CAPACITY_LISTENER
+            or self._exclusive_listener is not NO_CAPACITY_LISTENER
+        )
+
     def on_writable(self) -> None:
         """Resume deliveries from queues after the connection became writable."""
-        self.exclusive_listener.on_capacity()
+        self._exclusive_listener.on_capacity()
         self.queue_listener.on_capacity()
 
     def has_capacity(self) -> bool:
@@ -84,7 +101,8 @@ class OutboundQos(Publisher):
 
         Return the delivery if it is still open.
         """
-        connection = self._session.connection
+        session = self._session
+        connection = session.connection
         if qos == 0:
             if connection is not None and (
                 connection.is_write_paused
@@ -98,8 +116,8 @@ class OutboundQos(Publisher):
         delivery = self._services.delivery_pool.acquire(
             message, qos, retain, extra_properties, share
         )
-        if self._session.persistent_id:
-            delivery.persistent_id = self._session.persistent_id
+        if session.persistent_id:
+            delivery.persistent_id = session.persistent_id
         self.buffered_bytes += delivery.size
         if (
             connection is None
@@ -404,11 +422,12 @@ class OutboundQos(Publisher):
             raise ProtocolViolation("a PUBCOMP arrived before the PUBREC of its delivery")
 
     def _complete(self, packet_id: i64, delivery: Delivery) -> None:
-        if self.inflight.count >= self.window:
-            self.exclusive_listener.on_capacity()
+        if self._has_listeners and self.inflight.count >= self.window:
+            self._exclusive_listener.on_capacity()
         self.inflight.remove(packet_id)
         self._release(delivery)
-        self.queue_listener.on_capacity()
+        if self._has_listeners:
+            self.queue_listener.on_capacity()
         if self._to_resend is not None and int(packet_id) in self._to_resend:
             # Acknowledged from the previous connection's send.
             self._to_resend.remove(int(packet_id))

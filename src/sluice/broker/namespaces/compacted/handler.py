@@ -293,7 +293,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         else:
             subscriber = ExclusiveSubscriber(session, extra, self)
             session.exclusive_subscriber = subscriber
-            session.outbound.exclusive_listener = ExclusiveCapacity(self, subscriber)
+            session.outbound.follow_for_values(ExclusiveCapacity(self, subscriber))
             exclusive.subscribe(subscriber, session.client_id, self._engine.now)
         if after_sequence >= 0:
             exclusive.seek(owner, after_sequence, self._engine.now)
@@ -329,7 +329,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         if subscriber is not None:
             self._begin_command()
             session.exclusive_subscriber = None
-            session.outbound.exclusive_listener = NO_CAPACITY_LISTENER
+            session.outbound.follow_for_values(NO_CAPACITY_LISTENER)
             self._engine.exclusive.unsubscribe(subscriber)
 
     def on_acknowledged(self, delivery: ExclusiveDelivery) -> None:

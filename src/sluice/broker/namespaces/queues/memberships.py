@@ -40,7 +40,7 @@ def open_memberships(session: Session) -> QueueMemberships:
     memberships = find_memberships(session)
     if memberships is None:
         memberships = QueueMemberships()
-        session.outbound.queue_listener = memberships
+        session.outbound.follow_for_queues(memberships)
     return memberships
 
 
@@ -55,4 +55,4 @@ def find_consumer(session: Session, queue: str) -> QueueConsumer | None:
 
 
 def close_memberships(session: Session) -> None:
-    session.outbound.queue_listener = NO_CAPACITY_LISTENER
+    session.outbound.follow_for_queues(NO_CAPACITY_LISTENER)
