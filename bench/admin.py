@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from harness import run_case, start_broker
 
 CALLS_PER_SECOND = 50
 QUEUE = "bench$q1"
@@ -114,59 +115,6 @@ async def load(root: str) -> None:
     print(json.dumps({**counts, "median_ms": round(statistics.median(took) * 1000, 1)}), flush=True)
 
 
-def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    command = shlex.split(os.environ.get("SLUICE", "sluice"))
-    process = subprocess.Popen(
-        [
-            *("taskset", "-c", core, *command, "serve", "--data", folder, "--log-level", "warning"),
-            *("--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    if "ready" not in ready:
-        raise SystemExit("the broker did not start")
-    return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
-
-
-def run_case(
-    mqload: str, arguments: list[str], facts: dict[str, str], options: Any
-) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            *("taskset", "-c", options.gen_core, mqload, *arguments),
-            *(
-                "--port",
-                facts["mqtt"].rpartition(":")[2],
-                "--mqtt",
-                "5",
-                "--topic",
-                "$queue/bench/q1",
-            ),
-            *(
-                "--ack",
-                "topic",
-                "--cid",
-                "bench",
-                "--secs",
-                str(options.secs),
-                "--pid",
-                facts["pid"],
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=options.secs * 10 + 60,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise SystemExit(f"mqload said nothing: {done.stderr.strip()}")
-    figures: dict[str, Any] = json.loads(lines[-1])
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What admin load costs queue throughput.")
     parser.add_argument("harness", help="folder of the load harness, or the word load")
@@ -188,7 +136,7 @@ def main() -> None:
     arguments: list[str] = compare.CASES[options.case][1]
     rows: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        broker, facts = start_broker(folder, options.core)
+        broker, facts = start_broker(folder, options.core, grpc="127.0.0.1:0")
         try:
             run_case(mqload, arguments, facts, options)  # warm up, and create the queue
             for _ in range(options.rounds):

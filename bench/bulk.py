@@ -17,7 +17,6 @@ import argparse
 import http.client
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from harness import run_case, start_broker
 
 QUEUE = "bulk$rows"
 RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # field names of mqload
@@ -43,35 +43,6 @@ config = { partitions = 1, limits = { max_queue_depth = 20000000 } }
 match = "wide/#"
 config = { partitions = 10, limits = { max_queue_depth = 20000000 } }
 """
-
-
-def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    config = Path(folder) / "bulk.toml"
-    config.write_text(CONFIG)
-    command = shlex.split(os.environ.get("SLUICE", "sluice"))
-    process = subprocess.Popen(
-        [
-            *(("taskset", "-c", core) if core else ()),
-            *(
-                *command,
-                "serve",
-                "--config",
-                str(config),
-                "--data",
-                f"{folder}/data",
-                "--log-level",
-                "warning",
-            ),
-            *("--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "off"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    if "ready" not in ready:
-        raise SystemExit("the broker did not start")
-    return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
 
 
 def call(
@@ -168,42 +139,6 @@ def measure(
         rows = sum(read(connection, queue, part, as_arrow, columns) for part in parts)
         rates.append(rows / (time.perf_counter() - began))
     return statistics.median(rates)
-
-
-def run_case(
-    mqload: str, arguments: list[str], facts: dict[str, str], options: Any
-) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            *("taskset", "-c", options.gen_core, mqload, *arguments),
-            *(
-                "--port",
-                facts["mqtt"].rpartition(":")[2],
-                "--mqtt",
-                "5",
-                "--topic",
-                "$queue/bench/q1",
-            ),
-            *(
-                "--ack",
-                "topic",
-                "--cid",
-                "bench",
-                "--secs",
-                str(options.secs),
-                "--pid",
-                facts["pid"],
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=options.secs * 10 + 60,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise SystemExit(f"mqload said nothing: {done.stderr.strip()}")
-    figures: dict[str, Any] = json.loads(lines[-1])
-    return figures
 
 
 class Reader:
@@ -321,7 +256,7 @@ def main() -> None:
         loop(options.read)
         return
     with tempfile.TemporaryDirectory() as folder:
-        broker, facts = start_broker(folder, options.core if options.harness else "")
+        broker, facts = start_broker(folder, options.core if options.harness else "", CONFIG)
         try:
             line = http.client.HTTPConnection(facts["http"], timeout=120)
             fill(line, QUEUE, options.rows, options.size)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import uvloop
 
+from sluice.bench.procfs import cpu_of
 from sluice.client import Client
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 
@@ -49,8 +50,7 @@ class Process:
             self._process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=log)
 
     def cpu(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self._process.pid)
 
     def ready(self) -> int:
         assert self._process.stdout is not None

@@ -21,7 +21,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from bulk import start_broker
+from bulk import CONFIG
+from harness import start_broker
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark import TICKS
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=400_000, help="maxOffsetsPerTrigger")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        broker, facts = start_broker(folder, "")
+        broker, facts = start_broker(folder, config=CONFIG)
         spark = session(
             "ingest",
             "local[2]",

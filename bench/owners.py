@@ -31,10 +31,11 @@ from contextlib import ExitStack
 from itertools import islice, repeat
 from pathlib import Path
 
+from sluice.bench.procfs import cpu_of
+
 PUBLISHERS = 4
 BLOCK = 250  # messages that a publisher sends at once; two such blocks are in flight
 ACK_BYTES = 4
-TICK = os.sysconf("SC_CLK_TCK")
 Topics = Callable[[], Iterator[tuple[bytes, bytes]]]  # and keys, for queues
 CONFIG = """
 [[queues.templates]]
@@ -137,7 +138,7 @@ def publish(publishers: list[Publisher]) -> tuple[int, float]:
                     selector.modify(one.socket, mask, one)
             for key, mask in selector.select(1.0) if open_ones else []:
                 if mask & selectors.EVENT_READ:
-                    key.data.hear()
+                    key.data.receive()
     return sum(one.acked for one in publishers) - before, time.perf_counter() - began
 
 
@@ -191,8 +192,7 @@ class Broker:
 
     def cpu(self) -> float:
         assert self._process is not None
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
+        return cpu_of(self._process.pid)
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import socket
 import statistics
@@ -35,6 +34,7 @@ import hiredis
 import redis
 import uvloop
 
+from sluice.bench.procfs import cpu_of
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
@@ -73,8 +73,7 @@ class Server:
                 time.sleep(0.05)
 
     def cpu(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.process.pid)
 
     def stop(self) -> None:
         self.process.terminate()

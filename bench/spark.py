@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from bulk import start_broker
+from bulk import CONFIG
+from harness import start_broker
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -255,7 +256,7 @@ def main() -> None:
     parser.add_argument("--harness", default="", help="folder of the load harness")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        broker, facts = start_broker(folder, "")
+        broker, facts = start_broker(folder, config=CONFIG)
         try:
             url = f"http://{facts['http']}"
             queue = QUEUES[args.partitions]
