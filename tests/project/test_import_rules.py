@@ -119,7 +119,10 @@ LARGEST_CYCLES: dict[str, int] = {}
 INTERFACES: frozenset[str] = frozenset(
     {
         "broker.acl",
+        "client.net",
+        "client.protocol",
         "cluster.etcd",
+        "cluster.transport",
         "queues.bodies",
         "queues.bulk",
         "queues.commit_loop",

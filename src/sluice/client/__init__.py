@@ -18,13 +18,11 @@ from sluice.client.errors import (
     Unsupported,
 )
 from sluice.client.message import Message
-from sluice.client.net.confirm import Confirm
+from sluice.client.net import Confirm
 from sluice.client.options import Will
 from sluice.client.outcomes import Reject, Retry
 from sluice.client.payload_codecs import UnreadablePayload
-from sluice.client.protocol.client_protocol import Connected
-from sluice.client.protocol.pending import PublishResult
-from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.protocol import Connected, PublishResult, ServerInfo
 from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.publisher import OutgoingMessage, PartialFailure, Publisher

@@ -24,25 +24,33 @@ from sluice.client.errors import (
     TooManyUnconfirmed,
     Unsupported,
 )
-from sluice.client.message import Message
-from sluice.client.net.conditions import ConditionWaiters
-from sluice.client.net.confirm import Confirm, wait_done
-from sluice.client.net.dispatcher import TopicDispatcher
-from sluice.client.net.receive_buffer import Messages, ReceiveBuffer
-from sluice.client.net.reconnector import Reconnector
+from sluice.client.message import Message, ReplyOptions
+from sluice.client.net import (
+    ConditionWaiters,
+    Confirm,
+    Messages,
+    ReceiveBuffer,
+    Reconnector,
+    TopicDispatcher,
+    wait_done,
+)
 from sluice.client.options import Dial, Options, UserProperties, Will, user_pairs
-from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State, requests_for
-from sluice.client.protocol.pending import PendingSubscription, PublishResult
-from sluice.client.protocol.publish_packet import (
+from sluice.client.protocol import (
+    ClientProtocol,
+    Connected,
     Payload,
+    PendingSubscription,
     PublishProperties,
+    PublishResult,
+    ServerInfo,
+    State,
     make_publish,
     refuse_properties,
+    requests_for,
 )
-from sluice.client.protocol.server_info import ServerInfo
 from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.publisher import QUEUE_PREFIX, Publisher
-from sluice.client.queues.replies import ReplyOptions, make_reply
+from sluice.client.queues.replies import make_reply
 from sluice.client.queues.requester import Requester
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties

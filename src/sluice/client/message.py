@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 from sluice.client.errors import Unsupported
+from sluice.client.options import UserProperties
 from sluice.client.response_errors import error_response
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, Properties
 from sluice.wire.reasons import CLIENT_REASONS
 
-if TYPE_CHECKING:
-    from sluice.client.queues.replies import ReplyOptions
+
+class ReplyOptions(TypedDict, total=False):
+    headers: UserProperties | None
+    content_type: str | None
 
 
 class Acknowledger(Protocol):

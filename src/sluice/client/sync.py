@@ -20,14 +20,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 from sluice.client.client import Client as _Client
 from sluice.client.errors import ClientError
 from sluice.client.message import Message as _Message
-from sluice.client.net.portal import Portal
-from sluice.client.net.receive_buffer import Messages
+from sluice.client.message import ReplyOptions
+from sluice.client.net import Messages, Portal
 from sluice.client.options import Options
-from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.protocol import ServerInfo
 from sluice.client.queues.consumer import Consumer as _Consumer
 from sluice.client.queues.delivery import Delivery as _Delivery
 from sluice.client.queues.publisher import Publisher as _Publisher
-from sluice.client.queues.replies import ReplyOptions
 from sluice.client.rejection_reasons import Reason
 from sluice.client.topics.rejections import Rejections
 from sluice.client.topics.replay import ReplayResult

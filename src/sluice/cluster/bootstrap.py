@@ -15,9 +15,7 @@ from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
 from sluice.cluster.membership.kv import CoordinationKv
 from sluice.cluster.membership.membership import Membership
 from sluice.cluster.settings import ClusterSettings
-from sluice.cluster.transport.link_authentication import LinkKey
-from sluice.cluster.transport.link_sockets import LinkOptions, LinkTls
-from sluice.cluster.transport.peer_links import PeerLinks
+from sluice.cluster.transport import LinkKey, LinkOptions, LinkTls, PeerLinks
 from sluice.errors import ConfigError
 from sluice.units import Address, parse_address
 

@@ -15,7 +15,7 @@ import logging
 from typing import Final
 
 from sluice.cluster.membership.coordinator import Coordinator, CoordinatorError, NodeInfo
-from sluice.cluster.transport.peer_links import PeerLinks
+from sluice.cluster.transport import PeerLinks
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from sluice.cluster.plain.fanout import (
 from sluice.cluster.plain.interest import Interest, pick_cell
 from sluice.cluster.plain.node_inbox import NodeInbox
 from sluice.cluster.plain.retained_search import RetainedSearches, SearchListener
-from sluice.cluster.transport.streams import NoOwner, StreamProtocol
+from sluice.cluster.transport import NoOwner, StreamProtocol
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)

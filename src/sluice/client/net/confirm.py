@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator
 from typing import Any
 
-from sluice.client.protocol.pending import PendingOperation, PendingPublish, PublishResult
+from sluice.client.protocol import PendingOperation, PendingPublish, PublishResult
 
 
 async def wait_done(operation: PendingOperation) -> None:

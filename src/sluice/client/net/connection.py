@@ -14,9 +14,14 @@ from sluice.client.errors import ConnectFailed, ConnectionLost, SubscribeRefused
 from sluice.client.message import Message
 from sluice.client.net.dispatcher import TopicDispatcher
 from sluice.client.net.receive_buffer import ReceiveBuffer
-from sluice.client.protocol.client_protocol import ClientProtocol, ConnectDenied, Connected
-from sluice.client.protocol.keepalive import KeepAlive, KeepAliveAction
-from sluice.client.protocol.write_buffer import ignore_wake
+from sluice.client.protocol import (
+    ClientProtocol,
+    ConnectDenied,
+    Connected,
+    KeepAlive,
+    KeepAliveAction,
+    ignore_wake,
+)
 
 WRITE_BUFFER_BYTES = 256 * 1024
 

@@ -27,7 +27,7 @@ from sluice.client.net.connection import Connection
 from sluice.client.net.dispatcher import TopicDispatcher
 from sluice.client.net.receive_buffer import ReceiveBuffer
 from sluice.client.options import Options
-from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State
+from sluice.client.protocol import ClientProtocol, Connected, State
 
 log = logging.getLogger(__name__)
 

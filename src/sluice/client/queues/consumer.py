@@ -17,11 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
-from sluice.client.message import Message
-from sluice.client.net.receive_buffer import ReceiveBuffer
+from sluice.client.message import Message, ReplyOptions
+from sluice.client.net import ReceiveBuffer
 from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.publisher import QUEUE_PREFIX
-from sluice.client.queues.replies import ReplyOptions
 from sluice.client.queues.settler import Settler
 from sluice.wire.packets import V5
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Protocol, Unpack
 
-from sluice.client.message import Message
+from sluice.client.message import Message, ReplyOptions
 from sluice.client.payload_codecs import duration_text
-from sluice.client.queues.replies import ReplyOptions
 from sluice.client.rejection_reasons import DELIVERY_ERROR, Reason, normalize_reason
 from sluice.client.response_errors import error_response
 from sluice.wire.properties import Properties

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
-from sluice.client.net.confirm import Confirm, wait_done
+from sluice.client.net import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import duration_text, encode_payload
-from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.client.protocol import PublishProperties, make_publish
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:

@@ -7,22 +7,17 @@ kind of client can be at either end.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol, TypedDict
+from typing import Final, NamedTuple, Protocol
 
 from sluice.client.errors import Unsupported
-from sluice.client.message import Message
-from sluice.client.net.confirm import Confirm
-from sluice.client.options import UserProperties, user_pairs
+from sluice.client.message import Message, ReplyOptions
+from sluice.client.net import Confirm
+from sluice.client.options import user_pairs
 from sluice.client.payload_codecs import encode_payload
-from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.client.protocol import PublishProperties, make_publish
 from sluice.wire.properties import Properties
 
 REPLY_QUEUE_PREFIX: Final = "$queue/responses/"
-
-
-class ReplyOptions(TypedDict, total=False):
-    headers: UserProperties | None
-    content_type: str | None
 
 
 class HasProperties(Protocol):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
 from sluice.client.message import Message
-from sluice.client.net.confirm import Confirm, wait_done
+from sluice.client.net import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
-from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.client.protocol import PublishProperties, make_publish
 from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, correlation_of
 from sluice.client.response_errors import RESPONSE_ERROR, RESPONSE_ERROR_TYPE
 from sluice.wire.packets import V5

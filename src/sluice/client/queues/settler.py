@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from sluice.client.errors import ClientError, PublishRefused, Unsupported
-from sluice.client.net.confirm import Confirm
-from sluice.client.protocol.pending import PendingOperation, PendingPublish
+from sluice.client.net import Confirm
+from sluice.client.protocol import PendingOperation, PendingPublish
 from sluice.client.queues.delivery import Delivery
 from sluice.wire.packets import V5, Publish, build_publish
 from sluice.wire.properties import Properties

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sluice.cluster.ingress.stream_acceptor import make_greeting
 from sluice.cluster.membership.placement import cell_of
-from sluice.cluster.transport.streams import StreamTransport
+from sluice.cluster.transport import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode

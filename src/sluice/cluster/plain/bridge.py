@@ -21,7 +21,7 @@ from sluice.cluster.plain.bridge_frames import CellTarget, FrameReader, Malforme
 from sluice.cluster.plain.fanout import UNREACHABLE, Fanout, PublishOrigin, RetainedLookup
 from sluice.cluster.plain.node_inbox import NodeInbox, entry_key
 from sluice.cluster.plain.retained_search import SearchListener
-from sluice.cluster.transport.streams import StreamTransport
+from sluice.cluster.transport import StreamTransport
 from sluice.queues.log import PART_BITS
 from sluice.wire.packets import Publish
 

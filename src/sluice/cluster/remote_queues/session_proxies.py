@@ -26,7 +26,7 @@ from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
 from sluice.cluster.remote_queues.routing import ALL_CELLS, cell_of_filter
 from sluice.cluster.remote_queues.session_proxy import MqttSessionProxy
-from sluice.cluster.transport.streams import StreamTransport
+from sluice.cluster.transport import StreamTransport
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Disconnect, Publish
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR

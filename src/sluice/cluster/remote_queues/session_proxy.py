@@ -35,7 +35,7 @@ from sluice.cluster.remote_queues.unsettled import (
     make_settlement,
     message_id_of,
 )
-from sluice.cluster.transport.streams import StreamTransport
+from sluice.cluster.transport import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode, decode_publish
 from sluice.wire.encode import write_ack, write_disconnect_or_auth, write_packet, write_publish
