@@ -7,12 +7,14 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.metadata import EntryPoint
 
 import pytest
 
-from sluice.alerts import AlertSender
+from sluice.alerts import HANDLER_GROUP, AlertSender, load_alert_handlers
 from sluice.backoff import Backoff
 from sluice.client import Client
+from sluice.errors import ConfigError
 from sluice.queues.effects import Alert
 from tests.support.broker_process import StartBroker
 
@@ -202,3 +204,49 @@ async def test_server_posts_to_the_webhook_and_delivers_while_it_hangs(
                 message = await anext(messages)
                 properties = dict(message.properties.user)
                 await client.publish(f"$queue/jobs/$ack/{properties['message-id']}", b"", qos=1)
+
+
+class FlakyHandler:
+    """Fails for the first alert once."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.got: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+
+    async def handle(self, alert: dict[str, object]) -> None:
+        self.seen.append(alert["message_id"])
+        if len(self.seen) == 1:
+            raise OSError("the pager is busy")
+        self.got.put_nowait(alert)
+
+
+async def test_handler_of_a_plug_in_gets_every_alert_and_is_retried() -> None:
+    handler = FlakyHandler()
+    sender = AlertSender(retries=2, backoff=Backoff(0.001), handlers={"pager": handler})
+    sender.send(alert(""))  # without a webhook
+    found = await asyncio.wait_for(handler.got.get(), 5.0)
+    assert (found["queue"], found["retry_count"]) == ("$queue/jobs", 2)
+    assert handler.seen == ["1-1", "1-1"]
+    await sender.close()
+
+
+async def test_handler_that_always_fails_is_reported() -> None:
+    class Broken:
+        async def handle(self, alert: dict[str, object]) -> None:
+            raise ValueError("no")
+
+    sender = AlertSender(retries=1, backoff=Backoff(0.001), handlers={"pager": Broken()})
+    with logged("alert not delivered") as seen:
+        sender.send(alert(""))
+        await asyncio.wait_for(seen.wait(), 5.0)
+    await sender.close()
+
+
+def test_alert_handlers_are_found_by_their_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("pager", "tests.test_alerts:FlakyHandler", HANDLER_GROUP)
+    broken = EntryPoint("gone", "tests.test_alerts:Missing", HANDLER_GROUP)
+    monkeypatch.setattr("sluice.alerts.entry_points", lambda group: [point])
+    assert list(load_alert_handlers()) == ["pager"]
+    monkeypatch.setattr("sluice.alerts.entry_points", lambda group: [broken])
+    with pytest.raises(ConfigError, match="gone cannot be loaded"):
+        load_alert_handlers()

@@ -9,6 +9,9 @@ So a webhook reaches public addresses only, unless the operator allows more. The
 once, the address is checked, and the connection goes to that address: a later change of the name
 has no effect. Redirects are not followed.
 
+An installed package can add handlers of its own: the entry point group `sluice.alert_handlers`
+names functions that return an `AlertHandler`. Handlers get every alert, in order, as webhooks do.
+
 Only the status of a response is used. Its body is never read: it could be endless, highly
 compressed, or sent a byte at a time. One timeout covers the whole exchange, from name resolution to
 the status. The connection is closed after each alert, with the body unread.
@@ -22,11 +25,13 @@ import logging
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sluice.backoff import Backoff
+from sluice.errors import ConfigError
 from sluice.queues.effects import Alert
 from sluice.units import format_duration
 
@@ -60,6 +65,30 @@ _NON_PUBLIC_NETWORKS: Final = tuple(
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 # IPv6 addresses that contain an IPv4 address: checked by that.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+HANDLER_GROUP: Final = "sluice.alert_handlers"
+
+
+class AlertHandler(Protocol):
+    """Handles alerts in the broker's process. It must not block the event loop."""
+
+    async def handle(self, alert: dict[str, object]) -> None:
+        """Handle one alert, with the fields of a webhook. An exception causes a retry."""
+
+
+def load_alert_handlers() -> dict[str, AlertHandler]:
+    """Return a handler for each entry point, by name."""
+    handlers: dict[str, AlertHandler] = {}
+    for point in entry_points(group=HANDLER_GROUP):
+        try:
+            handlers[point.name] = point.load()()
+        except Exception as error:
+            raise ConfigError(
+                f"the alert handler {point.name} cannot be loaded: {type(error).__name__}: {error}",
+                "Correct or uninstall the package that provides it",
+            ) from error
+    return handlers
 
 
 class AddressRefused(Exception):
@@ -154,9 +183,12 @@ class AlertSender:
         timeout: float = TIMEOUT_SECONDS,
         allowed: Sequence[str] = (),
         resolve: Resolve = resolve_host,
+        handlers: Mapping[str, AlertHandler] | None = None,
     ) -> None:
         self.guard = SsrfGuard(allowed)
         self._pending: dict[str, deque[Alert]] = {}  # by webhook
+        self._handlers = dict(handlers or {})
+        self._pending_for_handlers: dict[str, deque[Alert]] = {}  # by name
         self._retries = retries
         self._backoff = backoff
         self._timeout = timeout
@@ -174,6 +206,8 @@ class AlertSender:
                 "kept_in": alert.dlq,
             },
         )
+        for name in self._handlers:
+            self._send_to_handler(name, alert)
         if not alert.url:
             return
         pending = self._pending.get(alert.url)
@@ -190,6 +224,44 @@ class AlertSender:
             )
         else:
             pending.append(alert)
+
+    def _send_to_handler(self, name: str, alert: Alert) -> None:
+        pending = self._pending_for_handlers.get(name)
+        if pending is None:
+            pending = self._pending_for_handlers[name] = deque()
+            task = asyncio.get_running_loop().create_task(
+                self._run_handler(name, pending), name="alert handler"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if len(pending) >= MAX_WAITING:
+            log.error("alert dropped", extra={"queue": alert.queue, "handler": name})
+        else:
+            pending.append(alert)
+
+    async def _run_handler(self, name: str, pending: deque[Alert]) -> None:
+        """Give all pending alerts to one handler, in order."""
+        try:
+            while pending:
+                await self._handle(name, pending[0])
+                pending.popleft()
+        finally:
+            del self._pending_for_handlers[name]
+
+    async def _handle(self, name: str, alert: Alert) -> None:
+        fault = ""
+        for attempt in range(1 + self._retries):
+            if attempt:
+                await asyncio.sleep(self._backoff.delay(attempt - 1))
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._handlers[name].handle(make_webhook_body(alert))
+                return
+            except Exception as error:  # of the plug-in: it must not end the broker
+                fault = f"{type(error).__name__}: {error}"
+        log.error(
+            "alert not delivered", extra={"queue": alert.queue, "handler": name, "why": fault}
+        )
 
     async def _send_pending(self, url: str, pending: deque[Alert]) -> None:
         """Send all alerts of one webhook, in order."""

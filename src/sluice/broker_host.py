@@ -18,7 +18,7 @@ from typing import Any
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.queries.store_status import StoreStatus
 from sluice.admin.service import AdminService
-from sluice.alerts import AlertSender
+from sluice.alerts import AlertSender, load_alert_handlers
 from sluice.broker.acl import AccessControl
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
@@ -86,7 +86,7 @@ class BrokerHost(CommitListener):
         self._cell_store = cell_store
         self._store_override = store_override
         self._watermark = watermark
-        self._alerts = AlertSender(allowed=settings.webhooks.allow)
+        self._alerts = AlertSender(allowed=settings.webhooks.allow, handlers=load_alert_handlers())
         cells = settings.cluster.cells
         cache_bytes = settings.queues.cache_bytes
         if cell_store is not None:
