@@ -86,6 +86,25 @@ def parse_duration(value: object) -> float:
     raise ValueError(f"{value!r} is not a duration; write a number and its unit, such as {hint}")
 
 
+_RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)(?: burst (\d+))?")
+_RATE_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_rate(text: str) -> tuple[float, float]:
+    """Parse "100/s", "30/m" or "100/s burst 20" as a rate per second and a burst, 0.0 for none."""
+    match = _RATE.fullmatch(text.strip())
+    rate = float(match[1]) / _RATE_SECONDS[match[2]] if match else 0.0
+    if match is None or not 1e-6 <= rate <= 1e9:
+        raise ValueError(
+            f'{text!r} is not a rate; write a number and its unit, such as "100/s", "30/m" or '
+            '"100/s burst 20"'
+        )
+    burst = float(match[3]) if match[3] else 0.0
+    if match[3] and not 1.0 <= burst <= 1e9:
+        raise ValueError(f"{text!r} has a burst that is not from 1 to 1000000000")
+    return rate, burst
+
+
 def quote_path_segment(text: str, safe: str = "") -> str:
     """Quote a name as one path segment, dots included: HTTP clients drop `.` and resolve `..`."""
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe=safe)

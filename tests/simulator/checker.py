@@ -312,6 +312,7 @@ class Checker(Environment):
         self._log_step("drain")
         self.store.release()
         self._run_all()
+        self.policies.lift(self.engine)
         for consumer in list(self.consumers):
             self._leave(consumer)
         self.commit_loop.end_turn()

@@ -24,6 +24,7 @@ from sluice.queues.model.queue_rules import (
 from sluice.queues.names import format_message_id
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
+from tests.simulator.delivery_policies import DeliveryPolicies
 from tests.simulator.oracle import Number, Oracle, Pair, Sent, Violation
 from tests.simulator.participants import (
     HeldDelivery,
@@ -51,6 +52,7 @@ class Environment:
         self.schedule = Schedule(self.loop.clock)
         self.retention = Retention(self.loop.clock)
         self.unauthorized = UnauthorizedClients(seed, self.oracle)
+        self.policies = DeliveryPolicies(seed, self.oracle, self.loop.clock)
         self.is_armed = True  # a turn has ended since the last command: the engine's timers are set
         self.is_ending_groups = False  # leases are revoked because their group or queue is deleted
         self.publisher = SimulatedPublisher(self)
@@ -213,6 +215,8 @@ class Environment:
             raise Violation(
                 f"{pair} is delivered {self.loop.now - float(message.expires)} s after it expired"
             )
+        busy = {*self.schedule.running, *self.schedule.reclaimed} - {number}
+        self.policies.delivered(cursor.group, busy)
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)

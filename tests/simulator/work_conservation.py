@@ -7,7 +7,7 @@ which the engine finds work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sluice.queues.engine import Engine
 from sluice.queues.model.cursor import Cursor
@@ -70,13 +70,18 @@ class Conservation:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int, int], tuple[float, object]] = {}
 
-    def check(self, engine: Engine, now: float) -> int:
-        """Raise a Violation if work is not conserved; return how many messages were checked."""
+    def check(self, engine: Engine, now: float, is_closed: Callable[[Group], bool]) -> int:
+        """Raise a Violation if work is not conserved; return how many messages were checked.
+
+        `is_closed` tells whether a policy forbids a delivery to a group.
+        """
         seen: dict[tuple[int, int, int], tuple[float, object]] = {}
         checked = 0
         for gid, group in engine.groups.items():
             members = eligible_members(group)
             idle = [one for one in members if one.has_capacity()]
+            if is_closed(group):
+                continue
             if not idle or any(
                 cursor.is_waiting_for_body or cursor.is_prefetching for cursor in group.cursors
             ):

@@ -573,6 +573,7 @@ class World(Checker):
         self.uncommitted_now = set()
         self._open()
         self._scan_queues()
+        self.policies.restarted(self.engine)
 
     def _stop_all(self) -> None:
         """Run until idle; then no consumer with capacity may lack work."""
@@ -584,8 +585,11 @@ class World(Checker):
         self.commit_loop.end_turn()
         self._run_all()
         self.counts["conserved"] = self.counts.get("conserved", 0) + self.conservation.check(
-            self.engine, self.loop.now
+            self.engine, self.loop.now, self._is_closed
         )
+
+    def _is_closed(self, group: Group) -> bool:
+        return self.policies.closes(group, {*self.schedule.running, *self.schedule.reclaimed})
 
     def check_turn(self) -> None:
         """Check all events since the last check."""
@@ -599,6 +603,8 @@ class World(Checker):
         self.steps += 1
         self.engine.now = self.loop.now
         self.unauthorized.try_one(self.engine, self.old)
+        if changed := self.policies.act(self.engine):
+            self._log_step(changed)
         what = self.rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         self.doing = what
         getattr(self, what)()

@@ -32,7 +32,7 @@ from sluice.queues.model import (
     QueueRules,
 )
 from sluice.queues.names import DLQ_PREFIX, queue_name_error
-from sluice.units import format_duration
+from sluice.units import format_duration, parse_rate
 
 YEAR_SECONDS: Final = 31_536_000.0
 # Entries of a configuration, and of each section and list in it.
@@ -57,6 +57,11 @@ def _validate_queue_name(value: str) -> str:
 def _validate_webhook(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must be an http:// or https:// address")
+    return value
+
+
+def _validate_rate(value: str) -> str:
+    parse_rate(value)
     return value
 
 
@@ -132,6 +137,15 @@ class QueueLimits(ConfigSection):
     overflow: Literal["reject", "drop-oldest", "dead-letter"] = "reject"
     on_expiry: Literal["drop", "dead-letter"] = "drop"
     dedup_window: Annotated[Seconds, duration_between(0, 86_400)] = 120.0
+    # Of each group; None: no limit
+    max_inflight: Annotated[int, number_between(1, 2**31)] | None = None
+    max_rate: Annotated[str, AfterValidator(_validate_rate)] | None = None
+
+
+class BreakerConfig(ConfigSection):
+    failures: Annotated[int, number_between(0, 10_000)] = 0  # 0: no breaker
+    window: Annotated[Seconds, duration_between(0.001, YEAR_SECONDS)] = 60.0
+    open_for: Annotated[Seconds, duration_between(0.001, YEAR_SECONDS)] = 30.0
 
 
 class Performance(ConfigSection):
@@ -153,6 +167,7 @@ class QueueConfig(ConfigSection):
     dlq_config: DeadLetterConfig = DeadLetterConfig()
     limits: QueueLimits = QueueLimits()
     performance: Performance = Performance()
+    breaker: BreakerConfig = BreakerConfig()
     schema_: dict[str, object] | None = None
 
     @model_validator(mode="before")
@@ -207,6 +222,12 @@ class QueueConfig(ConfigSection):
         rules.overflow = OVERFLOWS[limits.overflow]
         rules.expired_to_dlq = limits.on_expiry == "dead-letter"
         rules.dedup_window = limits.dedup_window
+        rules.max_in_flight = limits.max_inflight or 0
+        if limits.max_rate is not None:
+            rules.max_rate, rules.max_rate_burst = parse_rate(limits.max_rate)
+        rules.breaker_failures = self.breaker.failures
+        rules.breaker_window = self.breaker.window
+        rules.breaker_open_for = self.breaker.open_for
         performance = self.performance
         rules.delivery_timeout = performance.delivery_timeout
         rules.batch_size = performance.batch_size

@@ -30,6 +30,7 @@ from sluice.queues.effects import BodyRead, Effects
 from sluice.queues.flow import (
     Appender,
     DeadLetters,
+    DeliveryControl,
     DeliveryToken,
     DeliveryTokens,
     Dispatch,
@@ -94,8 +95,9 @@ class Engine:
         self.body_cache: BodyCache = BodyCache(cache_bytes)
         body_reads = BodyReads(state.effects, self.body_cache)
         self.timers: Timers = Timers(state)
-        schedule = DispatchSchedule(state, self.body_cache)
+        schedule = DispatchSchedule(state, self.timers, self.body_cache)
         self._schedule: DispatchSchedule = schedule
+        self.control: DeliveryControl = DeliveryControl(state, schedule, self.timers)
 
         # Parts that store and remove messages.
         self.removal: Removal = Removal(state, schedule, self.timers, self.body_cache)
@@ -121,6 +123,7 @@ class Engine:
             state,
             schedule,
             self.timers,
+            self.control,
             self.removal,
             self.retention,
             self.dead_letters,
@@ -144,6 +147,7 @@ class Engine:
             self.removal,
             self.retention,
             self.settlement,
+            self.control,
             self.tokens,
             self.body_cache,
             body_reads,
@@ -410,6 +414,10 @@ class Engine:
         while group is not None:
             self._schedule.add_group(group)
             group = timers.pop_handover()
+        group = timers.pop_admission()
+        while group is not None:
+            self._schedule.update_admission(group)
+            group = timers.pop_admission()
 
     def next_wakeup_at(self) -> float:
         """Return the time of the next wake-up, 0.0 for none."""

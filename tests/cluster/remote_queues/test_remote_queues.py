@@ -113,7 +113,7 @@ async def test_prefetch_limits_deliveries_of_a_remote_queue() -> None:
         async with client.consumer(name, prefetch=2) as tasks:
             held = [await take(tasks), await take(tasks)]
             queue = net.nodes["b"].engine(1).queues[name]
-            assert sum(group.count_in_flight() for group in queue.groups.values()) == 2
+            assert sum(group.in_flight for group in queue.groups.values()) == 2
             await held[0].ack()
             await take(tasks)
 
@@ -179,11 +179,11 @@ async def test_client_that_resumes_its_session_continues_with_its_remote_queue()
         net.nodes["a"].cut_clients()
         group = next(iter(engine.queues[name].groups.values()))
         await until(lambda: group.consumers[0].is_paused)
-        assert group.count_in_flight() == 1  # its lease lasts until the deadline
+        assert group.in_flight == 1  # its lease lasts until the deadline
         async with net.nodes["b"].client(client_in(0), **options) as second:
             assert second.session_present
             assert await next_payload(second) == b"one"
-            await until(lambda: group.count_in_flight() == 0)
+            await until(lambda: group.in_flight == 0)
 
 
 async def test_client_that_publishes_and_then_subscribes_in_one_cell_publishes_once() -> None:

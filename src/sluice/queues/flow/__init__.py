@@ -11,6 +11,13 @@ from sluice.queues.flow.dead_letters import (
     same_reason,
     strip_dead_letter_headers,
 )
+from sluice.queues.flow.delivery_control import (
+    DeliveryControl,
+    load_admission,
+    read_pause,
+    write_admission,
+    write_pause,
+)
 from sluice.queues.flow.delivery_history import store_released, take_released
 from sluice.queues.flow.delivery_tokens import (
     RUN_BYTES,
@@ -34,6 +41,7 @@ __all__ = [
     "UNACCEPTABLE",
     "Appender",
     "DeadLetters",
+    "DeliveryControl",
     "DeliveryToken",
     "DeliveryTokens",
     "Dispatch",
@@ -49,10 +57,14 @@ __all__ = [
     "check_message",
     "format_iso_time",
     "free_length",
+    "load_admission",
+    "read_pause",
     "same_reason",
     "store_released",
     "strip_dead_letter_headers",
     "take_released",
+    "write_admission",
     "write_gates",
+    "write_pause",
     "write_retry",
 ]

@@ -24,6 +24,7 @@ from sluice.queues.effects import (
     FOR_PREFETCH,
     BodyRead,
 )
+from sluice.queues.flow.delivery_control import DeliveryControl
 from sluice.queues.flow.delivery_tokens import DeliveryTokens
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
@@ -46,6 +47,7 @@ class Dispatch:
         removal: Removal,
         retention: Retention,
         settlement: Settlement,
+        control: DeliveryControl,
         tokens: DeliveryTokens,
         body_cache: BodyCache,
         body_reads: BodyReads,
@@ -57,6 +59,7 @@ class Dispatch:
         self._removal: Removal = removal
         self._retention: Retention = retention
         self._settlement: Settlement = settlement
+        self._control: DeliveryControl = control
         self._tokens: DeliveryTokens = tokens
         self._body_cache: BodyCache = body_cache
         self._body_reads: BodyReads = body_reads
@@ -150,7 +153,8 @@ class Dispatch:
         if cursor.is_waiting_for_body:
             return False
         partition = cursor.partition
-        while cursor.in_flight < max_in_flight:
+        admission = cursor.group.admission
+        while cursor.in_flight < max_in_flight and admission.is_open:
             if not consumer.has_capacity():
                 return cursor.has_more()
             seq = cursor.next_ready_shared() if shared_only else cursor.next_ready()
@@ -206,6 +210,8 @@ class Dispatch:
             self._timers.schedule_deadline_check(queue, lease.deadline)
         if message.id:
             group.index_by_message_id(lease, message.id)
+        if group.admission.has_policies:
+            self._control.on_delivered(lease)
         consumer.deliver(lease)
 
     def _dispatch_consumer(self, consumer: Consumer) -> None:
@@ -270,6 +276,8 @@ class Dispatch:
 
     def _share_blocked(self, group: Group) -> None:
         """Lease messages whose consumers have no capacity to members that have capacity."""
+        if not group.admission.is_open:
+            return  # shared when it opens
         blocked = group.blocked_cursors
         group.blocked_cursors = []
         for cursor in blocked:

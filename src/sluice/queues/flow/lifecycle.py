@@ -218,6 +218,7 @@ class Lifecycle:
                 # Otherwise the next delivery would rely on a wake-up set for the old timeout.
                 queue.deadline_check_at = 0.0
         for group in queue.groups.values():
+            self._schedule.update_admission(group)
             self._schedule.rebalance(group)
             for consumer in group.consumers:
                 self._schedule.add(consumer)

@@ -21,111 +21,8 @@ SWEEPS_PER_RETENTION: Final = 60.0
 MIN_STALE_ENTRIES: Final = 1024
 
 
-class DispatchSchedule:
-    """Consumers and groups that may get messages when the turn ends."""
-
-    def __init__(self, state: EngineState, body_cache: BodyCache) -> None:
-        self._state: EngineState = state
-        self._body_cache: BodyCache = body_cache
-        self._consumers: list[Consumer] = []
-        # Groups with messages that members with capacity may take over from other members.
-        self._groups: list[Group] = []
-
-    def add(self, consumer: Consumer) -> None:
-        """Dispatch to a consumer that may have capacity again."""
-        if not consumer.is_scheduled:
-            consumer.is_scheduled = True
-            self._consumers.append(consumer)
-
-    def add_cursor(self, cursor: Cursor) -> None:
-        """Dispatch to the consumer of a partition that may have messages for it."""
-        if cursor.consumer is not None:
-            self.add(cursor.consumer)
-
-    def add_group(self, group: Group) -> None:
-        """Share messages of members without capacity within `group`."""
-        if not group.is_sharing_scheduled:
-            group.is_sharing_scheduled = True
-            self._groups.append(group)
-
-    def has_work(self) -> bool:
-        return len(self._consumers) > 0 or len(self._groups) > 0
-
-    def take_consumers(self) -> list[Consumer]:
-        consumers = self._consumers
-        self._consumers = []
-        return consumers
-
-    def take_groups(self) -> list[Group]:
-        if not self._groups:
-            return self._groups
-        groups = self._groups
-        self._groups = []
-        return groups
-
-    # ---- changes that lead to a dispatch
-
-    def rebalance(self, group: Group) -> None:
-        """Assign the partitions to the members and dispatch to all of them.
-
-        Messages for which one member had no capacity may now go to another one.
-        """
-        for cursor in group.rebalance():
-            cursor.blocked_since = 0.0
-            if cursor.consumer is None:
-                self._body_cache.forget_cursor(cursor)
-        for consumer in group.eligible_members():
-            self.add(consumer)
-
-    def clear_stalled(self, group: Group, identity: str) -> None:
-        """Mark a consumer as no longer stalled: it settled something, even if too late."""
-        for consumer in group.consumers:
-            if consumer.is_stalled and consumer.identity == identity:
-                consumer.is_stalled = False
-                consumer.active_at = self._state.now
-                self.rebalance(group)
-                return
-
-    def end_delivery(self, lease: Lease, by_consumer: bool) -> None:
-        """Take a lease away from its consumer.
-
-        `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
-        """
-        consumer = lease.consumer
-        lease.cursor.end_delivery(lease)
-        if consumer is not None and by_consumer:
-            consumer.settled_at = self._state.now
-            if consumer.is_stalled:
-                consumer.is_stalled = False
-                if consumer.group is not None:
-                    self.rebalance(consumer.group)
-
-    def end_delivery_and_dispatch(self, lease: Lease, by_consumer: bool) -> None:
-        consumer = lease.consumer
-        self.end_delivery(lease, by_consumer)
-        if consumer is not None:
-            self.add(consumer)
-
-    def on_settled(self, cursor: Cursor) -> None:
-        """Dispatch messages that a settlement unblocked: the next of its key, or gated ones."""
-        if cursor.low_watermark >= cursor.gate_watermark:
-            self._check_gates(cursor)
-        consumer = cursor.consumer
-        if consumer is not None and not consumer.is_scheduled and cursor.has_more():
-            consumer.is_scheduled = True
-            self._consumers.append(consumer)
-
-    def _check_gates(self, cursor: Cursor) -> None:
-        """Open gates after a cursor's low watermark has reached a gate boundary."""
-        cursor.update_gate_watermark()
-        for other in cursor.group.cursors:
-            other.open_gates()
-            self.add_cursor(other)
-        cursor.group.queue.drop_passed_gates()
-
-
 class Timers:
-    """Times of deadlines, retries, delays, expiry, retention and handover of partitions.
+    """Times of deadlines, retries, delays, expiry, retention, handover and admission.
 
     Each has a heap; the smallest of their first entries is the time of the next wake-up. Outdated
     entries are recognized and ignored when they come up. The `pop` methods return what is due.
@@ -141,6 +38,7 @@ class Timers:
         self._expiries: list[tuple[float, int, Partition]] = []
         self._retentions: list[tuple[float, int, Partition]] = []
         self._handovers: list[tuple[float, int, Group]] = []
+        self._admissions: list[tuple[float, int, Group]] = []
         self._stale_entries: int = 0
 
     def next_due(self) -> float:
@@ -158,6 +56,8 @@ class Timers:
             first = self._retentions[0][0]
         if self._handovers and (first == 0.0 or self._handovers[0][0] < first):
             first = self._handovers[0][0]
+        if self._admissions and (first == 0.0 or self._admissions[0][0] < first):
+            first = self._admissions[0][0]
         return first
 
     # ---- due work
@@ -216,6 +116,15 @@ class Timers:
                 return group
         return None
 
+    def pop_admission(self) -> Group | None:
+        """Return a group whose breaker or rate limit may admit a delivery again."""
+        while self._admissions and self._admissions[0][0] <= self._state.now:
+            due_at, _, group = heapq.heappop(self._admissions)
+            if group.admission_check_at == due_at:
+                group.admission_check_at = 0.0
+                return group
+        return None
+
     # ---- scheduling
 
     def watch_deadline(self, lease: Lease) -> None:
@@ -262,6 +171,13 @@ class Timers:
             self._tie_breaker += 1
             heapq.heappush(self._handovers, (due_at, self._tie_breaker, group))
 
+    def schedule_admission(self, group: Group, due_at: float) -> None:
+        """Check at `due_at` whether a group may deliver, unless an earlier check is scheduled."""
+        if group.admission_check_at == 0.0 or due_at < group.admission_check_at:
+            group.admission_check_at = due_at
+            self._tie_breaker += 1
+            heapq.heappush(self._admissions, (due_at, self._tie_breaker, group))
+
     def next_delayed_due(self, partitions: list[Partition]) -> float:
         """Return when the first delayed message of these partitions is due, or 0.0. Linear."""
         first = 0.0
@@ -298,3 +214,122 @@ class Timers:
         heapq.heapify(self._expiries)
         heapq.heapify(self._retentions)
         heapq.heapify(self._delays)
+
+
+class DispatchSchedule:
+    """Consumers and groups that may get messages when the turn ends."""
+
+    def __init__(self, state: EngineState, timers: Timers, body_cache: BodyCache) -> None:
+        self._state: EngineState = state
+        self._timers: Timers = timers
+        self._body_cache: BodyCache = body_cache
+        self._consumers: list[Consumer] = []
+        # Groups with messages that members with capacity may take over from other members.
+        self._groups: list[Group] = []
+
+    def add(self, consumer: Consumer) -> None:
+        """Dispatch to a consumer that may have capacity again."""
+        if not consumer.is_scheduled:
+            consumer.is_scheduled = True
+            self._consumers.append(consumer)
+
+    def add_cursor(self, cursor: Cursor) -> None:
+        """Dispatch to the consumer of a partition that may have messages for it."""
+        if cursor.consumer is not None:
+            self.add(cursor.consumer)
+
+    def add_group(self, group: Group) -> None:
+        """Share messages of members without capacity within `group`."""
+        if not group.is_sharing_scheduled:
+            group.is_sharing_scheduled = True
+            self._groups.append(group)
+
+    def has_work(self) -> bool:
+        return len(self._consumers) > 0 or len(self._groups) > 0
+
+    def take_consumers(self) -> list[Consumer]:
+        consumers = self._consumers
+        self._consumers = []
+        return consumers
+
+    def take_groups(self) -> list[Group]:
+        if not self._groups:
+            return self._groups
+        groups = self._groups
+        self._groups = []
+        return groups
+
+    # ---- changes that lead to a dispatch
+
+    def rebalance(self, group: Group) -> None:
+        """Assign the partitions to the members and dispatch to all of them.
+
+        Messages for which one member had no capacity may now go to another one.
+        """
+        for cursor in group.rebalance():
+            cursor.blocked_since = 0.0
+            if cursor.consumer is None:
+                self._body_cache.forget_cursor(cursor)
+        for consumer in group.eligible_members():
+            self.add(consumer)
+
+    def update_admission(self, group: Group) -> None:
+        """Decide again whether a group may deliver, and dispatch to its members if it may."""
+        admission = group.admission
+        group.update_admission(self._state.now)
+        if admission.is_open:
+            for consumer in group.eligible_members():
+                self.add(consumer)
+            if group.blocked_cursors:
+                self.add_group(group)
+        elif admission.reopens_at > 0.0:
+            self._timers.schedule_admission(group, admission.reopens_at)
+
+    def clear_stalled(self, group: Group, identity: str) -> None:
+        """Mark a consumer as no longer stalled: it settled something, even if too late."""
+        for consumer in group.consumers:
+            if consumer.is_stalled and consumer.identity == identity:
+                consumer.is_stalled = False
+                consumer.active_at = self._state.now
+                self.rebalance(group)
+                return
+
+    def end_delivery(self, lease: Lease, by_consumer: bool) -> None:
+        """Take a lease away from its consumer.
+
+        `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
+        """
+        consumer = lease.consumer
+        lease.cursor.end_delivery(lease)
+        group = lease.cursor.group
+        if not group.admission.is_open:
+            self.update_admission(group)
+        if consumer is not None and by_consumer:
+            consumer.settled_at = self._state.now
+            if consumer.is_stalled:
+                consumer.is_stalled = False
+                if consumer.group is not None:
+                    self.rebalance(consumer.group)
+
+    def end_delivery_and_dispatch(self, lease: Lease, by_consumer: bool) -> None:
+        consumer = lease.consumer
+        self.end_delivery(lease, by_consumer)
+        if consumer is not None:
+            self.add(consumer)
+
+    def on_settled(self, cursor: Cursor) -> None:
+        """Dispatch messages that a settlement unblocked: the next of its key, or gated ones."""
+        if cursor.low_watermark >= cursor.gate_watermark:
+            self._check_gates(cursor)
+        consumer = cursor.consumer
+        if consumer is not None and not consumer.is_scheduled and cursor.has_more():
+            consumer.is_scheduled = True
+            self._consumers.append(consumer)
+
+    def _check_gates(self, cursor: Cursor) -> None:
+        """Open gates after a cursor's low watermark has reached a gate boundary."""
+        cursor.update_gate_watermark()
+        for other in cursor.group.cursors:
+            other.open_gates()
+            self.add_cursor(other)
+        cursor.group.queue.drop_passed_gates()

@@ -14,6 +14,7 @@ from sluice.errors import StaleDelivery
 from sluice.message import Message
 from sluice.queues.bodies import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
+from sluice.queues.flow.delivery_control import DeliveryControl
 from sluice.queues.flow.delivery_history import (
     RecentHistory,
     record_delivery,
@@ -54,6 +55,7 @@ class Settlement:
         state: EngineState,
         schedule: DispatchSchedule,
         timers: Timers,
+        control: DeliveryControl,
         removal: Removal,
         retention: Retention,
         dead_letters: DeadLetters,
@@ -64,6 +66,7 @@ class Settlement:
         self._state: EngineState = state
         self._schedule: DispatchSchedule = schedule
         self._timers: Timers = timers
+        self._control: DeliveryControl = control
         self._removal: Removal = removal
         self._retention: Retention = retention
         self._dead_letters: DeadLetters = dead_letters
@@ -120,6 +123,8 @@ class Settlement:
             self.recent_history.record_ack(
                 lease, message_id_of(lease).decode("utf-8", "replace"), self._state.now
             )
+        if outcome == ACKED and cursor.group.admission.has_policies:
+            self._control.on_acked(lease)
         if lease.state == LEASED:
             consumer = lease.consumer
             was_full = consumer is not None and consumer.in_flight >= consumer.prefetch
@@ -168,7 +173,6 @@ class Settlement:
         cursor = lease.cursor
         queue = cursor.group.queue
         rules = queue.rules
-        lease.failures += 1
         event_kind = (
             history.NACKED
             if by_consumer
@@ -176,6 +180,8 @@ class Settlement:
             if delay_seconds < 0.0
             else history.VANISHED
         )
+        if self._counts_as_attempt(lease, event_kind):
+            lease.failures += 1
         event_count = record_end(lease, event_kind, self._state.now, lease.description)
         if lease.failures > rules.max_retries:
             self.dead_letter(lease, "max_retries", lease.description, by_consumer)
@@ -187,7 +193,7 @@ class Settlement:
         message = lease.message
         self._schedule.end_delivery_and_dispatch(lease, by_consumer)
         if delay_seconds < 0.0:
-            delay_seconds = rules.backoff_seconds(lease.failures, self._draw())
+            delay_seconds = rules.backoff_seconds(max(lease.failures, 1), self._draw())
         queue.retried += 1
         lease.retry_at = self._state.now + delay_seconds
         if lease.retry_at > deadline:
@@ -196,11 +202,21 @@ class Settlement:
         lease.change(FAIL)
         if self._retention.expire_if_due(cursor.partition, lease.seq, message):
             return
-        self._write_retry_note(lease, event_count)
+        if lease.failures:
+            self._write_retry_note(lease, event_count)
         if delay_seconds > 0.0:
             self._timers.schedule_retry(lease, lease.retry_at)
         else:
             self._make_ready(lease, DUE)
+
+    def _counts_as_attempt(self, lease: Lease, event_kind: str) -> bool:
+        """Tell the breaker of a failure; return whether it counts against `max_retries`."""
+        if not lease.cursor.group.admission.has_policies:
+            return True
+        if event_kind == history.VANISHED:
+            self._control.on_ended_otherwise(lease)
+            return True
+        return self._control.on_failed(lease)
 
     def expire_leases(self, queue: Queue) -> None:
         """Fail deliveries whose deadline has passed, and mark inactive consumers as stalled."""
@@ -264,6 +280,8 @@ class Settlement:
         cursor = lease.cursor
         message = lease.message
         event_count = record_end(lease, history.RELEASED, self._state.now, "")
+        if cursor.group.admission.has_policies:
+            self._control.on_ended_otherwise(lease)
         self._write_release_note(lease, event_count)
         self._schedule.end_delivery_and_dispatch(lease, True)
         if lease.failures:
@@ -301,6 +319,8 @@ class Settlement:
             lease.died_of_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
                 record_delivery(lease)  # for the other reasons, the failure was recorded before
+                if lease.cursor.group.admission.has_policies:
+                    self._control.on_ended_otherwise(lease)
             self._schedule.end_delivery_and_dispatch(lease, by_consumer)
             lease.change(REJECT)
         if message is not None:

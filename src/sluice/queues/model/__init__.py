@@ -5,6 +5,7 @@ in a partition, and its lease in a cursor of a group.
 """
 
 from sluice.queues.model import history
+from sluice.queues.model.admission import BREAKER_NAMES, CLOSED, NOT_PAUSED, Admission, Pause
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import (
     DEAD_LETTERING,
@@ -53,6 +54,8 @@ from sluice.queues.model.rates import LatencySum, Rates, Sample, Sampler
 __all__ = [
     "ANY_ORDER",
     "BLOCK_SIZE",
+    "BREAKER_NAMES",
+    "CLOSED",
     "DEAD_LETTER",
     "DEAD_LETTERING",
     "DROP_OLDEST",
@@ -62,6 +65,7 @@ __all__ = [
     "LEASED",
     "MAX_CACHED_KEY_LENGTH",
     "MAX_EVENTS",
+    "NOT_PAUSED",
     "NO_ADDRESS",
     "NO_DELAYED",
     "PER_KEY",
@@ -80,6 +84,7 @@ __all__ = [
     "TIME_OUT",
     "WAITING",
     "AddressSnapshot",
+    "Admission",
     "Consumer",
     "Cursor",
     "Group",
@@ -91,6 +96,7 @@ __all__ = [
     "LostRanges",
     "Partition",
     "PartitionGate",
+    "Pause",
     "Queue",
     "QueueRules",
     "Rates",

@@ -442,11 +442,13 @@ class Cursor(NoteSource):
         lease.lease_started_at = now
         lease.deadline = now + queue.rules.delivery_timeout
         self.in_flight += 1
+        self.group.in_flight += 1
         queue.deadlines.add(lease)
 
     def end_delivery(self, lease: Lease) -> None:
         """Take a lease away from its consumer; the caller changes its state next."""
         self.in_flight -= 1
+        self.group.in_flight -= 1
         self.group.queue.deadlines.remove(lease)
         consumer = lease.consumer
         if consumer is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64, mypyc_attr
 
 from sluice.queues.log import ACKED
+from sluice.queues.model.admission import Admission
 from sluice.queues.model.assignment import assign_partitions
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, Lease
@@ -85,6 +86,9 @@ class Group:
         # Leases by the message id of the publisher.
         self.leases_by_message_id: dict[bytes, Lease] = {}
         self.used_at: float = 0.0  # when it last had consumers, as `expire_groups` has seen
+        self.in_flight: i64 = 0  # leased right now
+        self.admission: Admission = Admission(queue.pause)
+        self.admission_check_at: float = 0.0  # when it may deliver again; 0.0: not scheduled
         self.delivered: i64 = 0
         self.redelivered: i64 = 0
         self.nacked: i64 = 0
@@ -100,6 +104,7 @@ class Group:
         self._eligible: list[Consumer] = []
         self._next_member: i64 = 0  # which of them is next
         self._assignment: list[int] = []
+        self.update_admission(0.0)
 
     # ---- members
 
@@ -231,11 +236,9 @@ class Group:
             count += i64(cursor.outcome_counts[ACKED])
         return count
 
-    def count_in_flight(self) -> i64:
-        count: i64 = 0
-        for cursor in self.cursors:
-            count += cursor.in_flight
-        return count
+    def update_admission(self, now: float) -> None:
+        """Decide again whether the group may deliver: its policies or the time have changed."""
+        self.admission.update(self.queue.rules, self.in_flight, now)
 
     def count_redeliveries_in_flight(self) -> i64:
         count: i64 = 0

@@ -8,6 +8,7 @@ from mypy_extensions import i64
 
 from sluice.message import fnv1a32
 from sluice.metrics import Histogram
+from sluice.queues.model.admission import NOT_PAUSED, Pause
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
 from sluice.queues.model.last_values import LastValues
@@ -45,6 +46,7 @@ class Queue:
         self.deadlines: DeadlineList = DeadlineList()
         # When the engine checks the deadlines next; 0.0: not scheduled.
         self.deadline_check_at: float = 0.0
+        self.pause: Pause = NOT_PAUSED  # changed by `set_pause`
         self.consumer_count: i64 = 0  # of all groups
         # Counted by `Partition`: messages that a group has still to settle, bytes of all stored
         # messages, and messages since the queue was created.
@@ -95,6 +97,12 @@ class Queue:
             partition.retention_check_at = 0.0
             if starts_retaining:
                 partition.uncount_retained(partition.next_seq)
+
+    def set_pause(self, pause: Pause) -> None:
+        """Pause or resume all groups; `Group.update_admission` is next."""
+        self.pause = pause
+        for group in self.groups.values():
+            group.admission.queue_pause = pause
 
     def mark_deleted(self) -> None:
         """Mark the queue as deleted, with all its groups and messages."""

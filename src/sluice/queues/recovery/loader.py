@@ -16,6 +16,7 @@ from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
 from sluice.queues.bulk import load_acknowledged
 from sluice.queues.engine import Engine
+from sluice.queues.flow import load_admission, read_pause
 from sluice.queues.log import FIRST_OWNER_PID, FIRST_STATE_PID, NoteReader, notes
 from sluice.queues.model import (
     SEQUENCE_BITS,
@@ -177,6 +178,7 @@ class EngineLoader:
                             _shift_to_now(lease, engine.now)
                         engine.timers.schedule_retry(lease, lease.retry_at)
                     cursor.rebuild()
+        engine.control.finish_recovery()
         engine.exclusive.finish_recovery(engine.now)
 
     # ---- messages
@@ -329,6 +331,14 @@ class EngineLoader:
                 queue.count_dead(reason)
             if note.has_more():
                 self._count_death(note)
+        elif kind == notes.QUEUE_PAUSED:
+            queue = self._find_queue(note.read_int())
+            if queue is not None:
+                queue.set_pause(read_pause(note))
+        elif kind == notes.GROUP_ADMISSION:
+            group = engine.groups.get(int(note.read_int()))
+            if group is not None:
+                load_admission(note, group.admission)
         else:
             self._apply_lifecycle(note)
 

@@ -15,7 +15,16 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError
 from sluice.queues.engine import Engine
-from sluice.queues.flow import store_released, take_released, write_gates, write_retry
+from sluice.queues.flow import (
+    load_admission,
+    read_pause,
+    store_released,
+    take_released,
+    write_admission,
+    write_gates,
+    write_pause,
+    write_retry,
+)
 from sluice.queues.log import NoteReader, NoteWriter
 from sluice.queues.model import (
     MAX_EVENTS,
@@ -34,7 +43,7 @@ from sluice.queues.model import (
     write_events,
 )
 
-VERSION: Final = 9
+VERSION: Final = 10
 # Since then, last values are unordered, and stored with the gaps of shared queues.
 UNORDERED_SINCE: Final = 5
 # Since then, retries have the token of the failed delivery.
@@ -46,6 +55,8 @@ LOST_RANGES_SINCE: Final = 7
 TIMES_SINCE: Final = 8
 # Since then, queues have the counters of deleted groups and of refused publishes.
 COUNTERS_SINCE: Final = 9
+# Since then: pauses of queues and groups, and open breakers.
+ADMISSION_SINCE: Final = 10
 # The oldest version that can be read: before compacted queues.
 OLDEST_VERSION: Final = 3
 
@@ -95,6 +106,7 @@ def _write_queue(out: NoteWriter, queue: Queue, engine: Engine) -> None:
     out.write_int(len(queue.groups))
     for group in queue.groups.values():
         _write_group(out, group, engine)
+    write_pause(out, queue.pause)
     recent = queue.recent_ids(engine.now)
     out.write_int(len(recent))
     for name, stored_at in recent:
@@ -126,9 +138,10 @@ def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
     out.write_int(group.gid)
     out.write_text(group.name)
     # Deliveries in flight are counted when they end, if the next start replays that.
-    out.write_int(group.delivered - group.count_in_flight())
+    out.write_int(group.delivered - group.in_flight)
     out.write_int(group.redelivered - group.count_redeliveries_in_flight())
     out.write_int(group.nacked)
+    write_admission(out, group.admission)
     for cursor in group.cursors:
         out.write_int(cursor.low_watermark)
         out.write_int(cursor.count_enqueued())
@@ -239,6 +252,8 @@ class SnapshotReader:
             self._read_partition(note, queue, number)
         for _ in range(note.read_int()):
             self._read_group(note, queue)
+        if note.kind >= ADMISSION_SINCE:
+            queue.set_pause(read_pause(note))
         for _ in range(note.read_int()):
             message_id = note.read_bytes()
             queue.remember_id(message_id, note.read_seconds())
@@ -266,6 +281,8 @@ class SnapshotReader:
         group.delivered = note.read_int()
         group.redelivered = note.read_int()
         group.nacked = note.read_int()
+        if note.kind >= ADMISSION_SINCE:
+            load_admission(note, group.admission)
         queue.groups[group.name] = group
         self._engine.groups[int(group.gid)] = group
         for partition in queue.partitions:

@@ -328,9 +328,7 @@ def test_mqtt_5_clients_settle_explicitly_and_3_1_1_clients_by_puback_by_default
     put(new, "$queue/jobs", b"x")
     take(old)
     (message,) = take(new)
-    stats = {
-        group.name: int(group.count_in_flight()) for group in harness.queue("jobs").groups.values()
-    }
+    stats = {group.name: int(group.in_flight) for group in harness.queue("jobs").groups.values()}
     assert stats == {"new": 1, "old": 0}
     settle(new, "ack", message)
     assert harness.depth("jobs") == 0

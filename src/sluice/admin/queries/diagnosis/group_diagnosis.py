@@ -56,7 +56,7 @@ def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
     now = facade.engine.now
     serving = [consumer for consumer in group.consumers if consumer.cursors]
     waiting = sum(int(cursor.count_waiting()) for cursor in group.cursors)
-    in_flight = int(group.count_in_flight())
+    in_flight = int(group.in_flight)
     standby = [*_disconnected(group, serving, now), *_standby(group, serving)]
     held = _find_held_back(facade, group, waiting, in_flight, now)
     blocked = [

@@ -308,7 +308,7 @@ class QueueHandler(NamespaceHandler):
             "queues/count": len(queues),
             "queues/messages/waiting": sum(int(queue.depth) for queue in queues),
             "queues/messages/inflight": sum(
-                int(group.count_in_flight())
+                int(group.in_flight)
                 for queue in queues
                 if queue.deadlines.first
                 for group in queue.groups.values()

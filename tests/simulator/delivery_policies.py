@@ -1,0 +1,159 @@
+"""Pauses and limits in the simulation: random changes, and what must hold at each delivery.
+
+A model of its own: it counts deliveries and time by the events that clients see, and knows of the
+engine only what the operators commanded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection
+
+from sluice.queues.engine import Engine
+from sluice.queues.model.group import Group
+from sluice.queues.model.queue import Queue
+from tests.queues.kit import rules_of
+from tests.simulator.oracle import Number, Oracle, Violation
+
+TOLERANCE = 1e-6
+
+
+class Bucket:
+    """Tokens of a rate limit since the limit was set or the broker started."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate, self.burst, self.tokens, self.at = rate, burst, burst, now
+
+    def refill(self, now: float) -> float:
+        self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
+        self.at = now
+        return self.tokens
+
+
+class DeliveryPolicies:
+    def __init__(self, seed: int, oracle: Oracle, clock: Callable[[], float]) -> None:
+        self._rng = random.Random(seed)
+        self._oracle = oracle
+        self._clock = clock
+        self._is_active = seed % 2 == 0
+        # What operators commanded: the frame of the command, and whether it is a pause.
+        self._groups: dict[int, tuple[int, bool]] = {}
+        self._queues: dict[int, tuple[int, bool]] = {}
+        self._buckets: dict[int, Bucket] = {}
+
+    # ---- actions
+
+    def act(self, engine: Engine) -> str:
+        """Sometimes pause, resume or limit something; return what was done."""
+        if not self._is_active or self._rng.random() > 0.03 or not engine.queues:
+            return ""
+        queue = engine.queues.get(self._rng.choice(("one", "two")))
+        if queue is None:
+            return ""
+        what = self._rng.choice(("queue", "group", "group", "resume", "resume", "limit", "limit"))
+        frame = self._oracle.frame
+        if what == "limit":
+            self._limit(engine, queue)
+        elif what == "queue":
+            engine.control.pause_queue(queue, "ann", "maintenance")
+            self._queues[int(queue.qid)] = (frame, True)
+        elif what == "group" and queue.groups:
+            group = self._rng.choice(list(queue.groups.values()))
+            engine.control.pause_group(group, "ann", "")
+            self._groups[int(group.gid)] = (frame, True)
+        elif what == "resume":
+            self._resume(engine, queue)
+        return f"{what} of {queue.name}: policies"
+
+    def _resume(self, engine: Engine, queue: Queue) -> None:
+        engine.control.resume_queue(queue)
+        self._queues[int(queue.qid)] = (self._oracle.frame, False)
+        for group in queue.groups.values():
+            engine.control.resume_group(group)
+            self._groups[int(group.gid)] = (self._oracle.frame, False)
+
+    def _limit(self, engine: Engine, queue: Queue) -> None:
+        config = json.loads(queue.config_json)
+        config["max_in_flight"] = self._rng.choice((0, 0, 1, 3, 20))
+        config["max_rate"] = self._rng.choice((0.0, 0.0, 0.2, 2.0, 50.0))
+        self._reconfigure(engine, queue, config)
+
+    def _reconfigure(self, engine: Engine, queue: Queue, config: dict[str, object]) -> None:
+        engine.reconfigure_queue(queue, rules_of(queue.name, config), json.dumps(config))
+        for group in queue.groups.values():
+            self._bucket(group)
+
+    def lift(self, engine: Engine) -> None:
+        """End all pauses and limits."""
+        for queue in list(engine.queues.values()):
+            if queue.rules.has_delivery_policies():
+                config = {**json.loads(queue.config_json), "max_in_flight": 0, "max_rate": 0.0}
+                self._reconfigure(engine, queue, config)
+            self._resume(engine, queue)
+
+    # ---- checks
+
+    def _bucket(self, group: Group) -> Bucket | None:
+        rules = group.queue.rules
+        if rules.max_rate == 0.0:
+            self._buckets.pop(int(group.gid), None)
+            return None
+        bucket = self._buckets.get(int(group.gid))
+        if bucket is None:
+            bucket = Bucket(rules.max_rate, rules.rate_burst(), self._clock())
+            self._buckets[int(group.gid)] = bucket
+        if bucket.rate != rules.max_rate:
+            bucket.refill(self._clock())
+            bucket.rate, bucket.burst = rules.max_rate, rules.rate_burst()
+            bucket.refill(self._clock())
+        return bucket
+
+    def is_paused(self, group: Group) -> bool:
+        return (
+            self._groups.get(int(group.gid), (0, False))[1]
+            or self._queues.get(int(group.queue.qid), (0, False))[1]
+        )
+
+    def closes(self, group: Group, busy: Collection[Number]) -> bool:
+        """Return whether a policy forbids a delivery to the group now."""
+        rules = group.queue.rules
+        in_flight = sum(number[0] == group.gid for number in busy)
+        bucket = self._bucket(group)
+        return (
+            self.is_paused(group)
+            or 0 < rules.max_in_flight <= in_flight
+            or (bucket is not None and bucket.refill(self._clock()) < 1.0 + TOLERANCE)
+        )
+
+    def delivered(self, group: Group, busy: Collection[Number]) -> None:
+        """Check a delivery; `busy` are the messages that clients held before."""
+        if self.is_paused(group):
+            raise Violation(f"group {group.name} is paused, and gets a message")
+        in_flight = sum(number[0] == group.gid for number in busy)
+        limit = group.queue.rules.max_in_flight
+        if 0 < limit <= in_flight:
+            raise Violation(f"{in_flight} are in flight in group {group.name}, limit {limit}")
+        bucket = self._bucket(group)
+        if bucket is not None:
+            if bucket.refill(self._clock()) < 1.0 - TOLERANCE:
+                raise Violation(f"group {group.name} gets more than {bucket.rate} per second")
+            bucket.tokens -= 1.0
+
+    def restarted(self, engine: Engine) -> None:
+        """Check that durable pauses and resumptions are as commanded."""
+        self._buckets = {}
+        for gid, group in engine.groups.items():
+            self._check(self._groups, gid, group.admission.pause.is_active(), group.name)
+        for queue in engine.queues.values():
+            self._check(self._queues, int(queue.qid), queue.pause.is_active(), queue.name)
+        # A number may be used again if its creation was not durable.
+        self._groups = {gid: self._groups[gid] for gid in engine.groups}
+        queue_numbers = {int(queue.qid) for queue in engine.queues.values()}
+        self._queues = {qid: self._queues[qid] for qid in queue_numbers}
+
+    def _check(self, known: dict[int, tuple[int, bool]], at: int, actual: bool, name: str) -> None:
+        frame, commanded = known.get(at, (0, False))
+        if actual != commanded and self._oracle.is_durable(frame):
+            raise Violation(f"{name} was durably paused: {commanded}, and is: {actual}")
+        known[at] = (0, actual)
