@@ -220,6 +220,12 @@ QUEUE: dict[str, str] = {
     "limits.on_expiry": "what happens to an expired message",
     "limits.dedup_window": "how long the broker remembers a publisher's `message-id`; 0 switches "
     "deduplication off",
+    "limits.max_inflight": "deliveries of one group that may be in flight at once",
+    "limits.max_rate": 'deliveries of one group over time: `"100/s"`, `"30/m"`, `"1000/h"`; with '
+    'the number that may be delivered at once: `"100/s burst 20"` (default: those of one second)',
+    "breaker.failures": "failed deliveries in a row after which a group stops; 0: never",
+    "breaker.window": "the failures in a row count if they are within this time",
+    "breaker.open_for": "how long a group stops before one message is delivered as a probe",
     "performance.delivery_timeout": "from delivery to settlement; `$extend` restarts it",
     "performance.batch_size": "messages of one key that may be in flight at once; more than 1 "
     "gives up order across retries",

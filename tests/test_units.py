@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.units import Address, format_duration, parse_address, parse_duration, quote_path_segment
+from sluice.units import (
+    Address,
+    format_duration,
+    parse_address,
+    parse_duration,
+    parse_rate,
+    quote_path_segment,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +98,23 @@ def test_duration_without_a_unit_is_refused_with_the_expected_form(
 )
 def test_path_segment_is_never_only_dots(text: str, segment: str) -> None:
     assert quote_path_segment(text) == segment
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "burst"),
+    [
+        ("100/s", 100.0, 0.0),
+        ("30/m", 0.5, 0.0),
+        ("1.5/s", 1.5, 0.0),
+        ("60/h burst 2", 1 / 60, 2.0),
+    ],
+)
+def test_rate_is_parsed(text: str, rate: float, burst: float) -> None:
+    parsed_rate, parsed_burst = parse_rate(text)
+    assert parsed_rate == pytest.approx(rate) and parsed_burst == burst
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0/s", "-1/s", "5", "5/d", "5/s burst 0", "1e9/s"])
+def test_other_text_is_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match=r"rate|burst"):
+        parse_rate(text)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
 from sluice.admin import model
@@ -144,7 +145,9 @@ def blank(kind: Any, **given: Any) -> Any:
     """Return a resource of `admin.model` whose other fields are empty, 0 or false."""
     hints = get_type_hints(kind)
     empty = {
-        name: (get_origin(hint) or hint)() for name, hint in hints.items() if name not in given
+        name: None if NoneType in get_args(hint) else (get_origin(hint) or hint)()
+        for name, hint in hints.items()
+        if name not in given
     }
     return kind(**empty, **given)
 
@@ -170,7 +173,19 @@ def queue_view(name: str = "jobs", **more: Any) -> dict[str, Any]:
 
 def group_view(name: str = "work", **more: Any) -> dict[str, Any]:
     ledger = model.Ledger(9, 4, 1, 1, 2, 1, 0, 0)
-    group = model.Group(name, 6, ledger, [3, 0], AT, redelivered=1, nacked=2, consumers=[])
+    group = model.Group(
+        name,
+        6,
+        ledger,
+        [3, 0],
+        AT,
+        redelivered=1,
+        nacked=2,
+        pause=None,
+        breaker="closed",
+        held_by=[],
+        consumers=[],
+    )
     return show(group, more)
 
 

@@ -648,3 +648,19 @@ def test_escape_sequences_in_names_are_harmless(run: Run, api: FakeApi) -> None:
         ran = run(*command)
         for sign in ("\x1b", "\x07", "\u202e"):
             assert sign not in ran.stdout + ran.stderr, command
+
+
+def test_queue_and_group_are_paused_with_a_reason_and_resumed(run: Run, api: FakeApi) -> None:
+    api.responses |= {
+        "POST queues/jobs/pause": queue_view("jobs"),
+        "POST queues/jobs/resume": queue_view("jobs"),
+        "POST queues/jobs/groups/work/pause": group_view(),
+        "POST queues/jobs/groups/work/resume": group_view(),
+    }
+    ran = run("queue", "pause", "jobs", "--reason", "fire")
+    assert api.last.body == {"reason": "fire"}
+    assert "sluice queue resume jobs" in ran.stdout
+    assert "Resumed jobs" in run("queue", "resume", "jobs").stdout
+    ran = run("group", "pause", "jobs", "work")
+    assert "sluice group resume jobs work" in ran.stdout
+    assert "6 messages to go" in run("group", "resume", "jobs", "work").stdout

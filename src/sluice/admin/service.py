@@ -180,6 +180,21 @@ class AdminService:
         """Delete messages: all, or those older than some seconds and not among the newest."""
         return await dead_letter_operations.purge_queue(self._facade, name, older_than, keep_newest)
 
+    async def pause_queue(self, name: str, by: str, reason: str) -> model.Queue:
+        """Deliver nothing more of a queue; publishes and settlements go on."""
+        queue = self._facade.get_queue(name)
+        self._facade.begin_change()
+        self._engine.control.pause_queue(queue, by, reason)
+        await self._facade.wait_committed()
+        return await self.stats(name)
+
+    async def resume_queue(self, name: str) -> model.Queue:
+        queue = self._facade.get_queue(name)
+        self._facade.begin_change()
+        self._engine.control.resume_queue(queue)
+        await self._facade.wait_committed()
+        return await self.stats(name)
+
     # ---- groups and consumers
 
     async def groups(self, name: str) -> list[model.Group]:
@@ -213,6 +228,21 @@ class AdminService:
         created = self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
         await self._facade.wait_committed()
         return view_builders.build_group_view(created)
+
+    async def pause_group(self, name: str, group: str, by: str, reason: str) -> model.Group:
+        """Deliver nothing more to one group."""
+        found = self._group(name, group)
+        self._facade.begin_change()
+        self._engine.control.pause_group(found, by, reason)
+        await self._facade.wait_committed()
+        return view_builders.build_group_view(found)
+
+    async def resume_group(self, name: str, group: str) -> model.Group:
+        found = self._group(name, group)
+        self._facade.begin_change()
+        self._engine.control.resume_group(found)
+        await self._facade.wait_committed()
+        return view_builders.build_group_view(found)
 
     async def delete_group(self, name: str, group: str) -> None:
         found = self._group(name, group)

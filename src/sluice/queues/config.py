@@ -324,7 +324,9 @@ def read_config(
         return QueueConfig.model_validate(values)
     except ValidationError as invalid:
         errors = invalid.errors()
-        problems = "; ".join(_describe_problem(error) for error in errors[:MAX_SHOWN_PROBLEMS])
+        problems = "; ".join(
+            _describe_problem(error, len(errors) == 1) for error in errors[:MAX_SHOWN_PROBLEMS]
+        )
         if len(errors) > MAX_SHOWN_PROBLEMS:
             problems += f"; and {len(errors) - MAX_SHOWN_PROBLEMS} more"
         raise InvalidQueueConfig(
@@ -375,28 +377,32 @@ def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from _settings(kind, f"{prefix}{name}.")
         else:
-            yield prefix + (field.alias or name)
+            yield prefix + name.removesuffix("_")
 
 
-def _suggest_setting(key: str) -> str:
+def _suggest_setting(key: str, lists_settings: bool) -> str:
     """Return the setting that was probably meant, or those that its table has."""
     known = list(_settings(QueueConfig))
     table = key.rpartition(".")[0]
     by_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
     close = by_name or get_close_matches(key, known, 1, 0.6)
     if close:
-        return f"did you mean {close[0]}"
+        return f"; did you mean {close[0]}"
+    if not lists_settings:
+        return ""
     names = [one for one in known if one.rpartition(".")[0] == table]
-    return f"{table} has {', '.join(names)}" if names and table else f"there are {', '.join(known)}"
+    if names and table:
+        return f"; {table} has {', '.join(names)}"
+    return f"; there are {', '.join(known)}"
 
 
-def _describe_problem(error: object) -> str:
+def _describe_problem(error: object, lists_settings: bool) -> str:
     """Describe one validation error: the key and what is allowed."""
     details: dict[str, object] = dict(error)  # type: ignore[call-overload]
     location = [str(part) for part in details["loc"]]  # type: ignore[attr-defined]
     key = ".".join(location).replace("schema_", "schema")
     if details["type"] == "extra_forbidden":
-        return f"{key} is not a setting of a queue; {_suggest_setting(key)}"
+        return f"{key} is not a setting of a queue{_suggest_setting(key, lists_settings)}"
     if details["type"] == "missing":
         return f"{key} is missing"
     model: type[BaseModel] | None = QueueConfig

@@ -53,6 +53,15 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Who paused a queue or a group: nothing is delivered until it is resumed."""
+
+    at: Annotated[Time, Doc("Since when it is paused")]
+    by: Annotated[str, Doc("Who paused it", example="ann")]
+    reason: Annotated[str, Doc("Why", example="the printer is out of paper")]
+
+
+@dataclass(frozen=True, slots=True)
 class Consumer:
     """A member of a group."""
 
@@ -85,6 +94,15 @@ class Group:
     oldest_at: Annotated[Time, Doc("Enqueue time of the oldest unsettled message")]
     redelivered: Annotated[int, Doc("Deliveries that were not the first of their message")]
     nacked: Annotated[int, Doc("Deliveries that were nacked")]
+    pause: Annotated[Pause | None, Doc("Its own pause; null: it is not paused")]
+    breaker: Annotated[str, Doc("closed, open or probing", example="closed")]
+    held_by: Annotated[
+        list[str],
+        Doc(
+            "Why it gets no message now: paused, queue-paused, breaker, max_inflight, max_rate",
+            example=["paused"],
+        ),
+    ]
     consumers: Annotated[list[Consumer], Doc("Its members")]
 
 
@@ -131,5 +149,6 @@ class Queue:
         dict[str, int], Doc("Partitions that each consumer serves", example={"worker-1": 5})
     ]
     groups: Annotated[int, Doc("Number of groups")]
+    pause: Annotated[Pause | None, Doc("Its pause, for all groups; null: it is not paused")]
     is_dead_letters: Annotated[bool, Doc("It is the dead-letter queue of another queue")]
     created_at: Annotated[Time, Doc("Time of creation")]

@@ -378,7 +378,7 @@ async def test_impossible_request_is_refused_with_code_and_remedy(grpc_api: Grpc
         answered, details, reported = await refusal(getattr(grpc_api.admin, method)(request))
         assert (answered, reported) == (code, kind), (method, details)
         assert word in details, (method, details)
-        assert re.search(r"\. [A-Z]| must | is not a key ", details), (
+        assert re.search(r"\. [A-Z]| must | is not a setting ", details), (
             f"{method} does not say what to do: {details}"
         )
 

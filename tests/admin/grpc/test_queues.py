@@ -307,3 +307,16 @@ def test_stats_keep_the_numbers_and_types_of_their_fields() -> None:
     }
     sent = pb.QueueStats(partitions_assigned={"w": 3}).SerializeToString()
     assert sent == b"\x42\x05\x0a\x01w\x10\x03"  # an entry of map<string, int32>
+
+
+async def test_queue_and_group_are_paused_and_resumed(grpc_api: GrpcApi) -> None:
+    await make(grpc_api)
+    await grpc_api.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="team"))
+    queue = await grpc_api.admin.PauseQueue(pb.PauseQueueRequest(name="jobs", reason="upgrade"))
+    assert queue.pause.reason == "upgrade" and queue.pause.HasField("at")
+    group = await grpc_api.admin.PauseGroup(pb.PauseGroupRequest(queue="jobs", group="team"))
+    assert list(group.held_by) == ["queue-paused", "paused"]
+    queue = await grpc_api.admin.ResumeQueue(pb.ResumeQueueRequest(name="jobs"))
+    assert not queue.HasField("pause")
+    group = await grpc_api.admin.ResumeGroup(pb.ResumeGroupRequest(queue="jobs", group="team"))
+    assert not group.HasField("pause") and not group.held_by

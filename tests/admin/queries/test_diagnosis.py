@@ -533,3 +533,42 @@ async def test_each_group_with_a_problem_is_named(harness: AdminHarness) -> None
     found = await doctor(harness)
     assert codes(found) == ["prefetch", "prefetch"]
     assert "group a" in found.findings[0].what and "group b" in found.findings[1].what
+
+
+async def test_pause_is_the_first_finding_with_its_operator_and_reason(
+    harness: AdminHarness,
+) -> None:
+    harness.worker(prefetch=1)
+    harness.publish()
+    harness.publish()
+    await harness.call(harness.admin.pause_queue("tasks", "ann", "the printer is on fire"))
+    harness.advance(90.0)
+    finding = await first(harness)
+    assert (finding.code, finding.do) == ("paused", "sluice queue resume tasks")
+    assert "by ann 1.5 min ago: the printer is on fire" in finding.what
+    assert not finding.is_fault
+    await harness.call(harness.admin.resume_queue("tasks"))
+    group = (await harness.call(harness.admin.groups("tasks")))[0].name
+    await harness.call(harness.admin.pause_group("tasks", group, "bob", ""))
+    finding = await first(harness)
+    assert (finding.code, finding.do) == ("paused", f"sluice group resume tasks {group}")
+
+
+async def test_reached_limit_is_reported_without_a_fault(harness: AdminHarness) -> None:
+    await harness.call(harness.admin.create_queue({"name": "tasks", "limits": {"max_inflight": 1}}))
+    harness.worker()
+    harness.publish()
+    harness.publish()
+    found = await doctor(harness)
+    limited = [one for one in found.findings if one.code == "limited"]
+    assert limited and "limits.max_inflight allows: 1 deliveries in flight" in limited[0].what
+
+
+async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:
+    await harness.call(harness.admin.create_queue({"name": "tasks", "breaker": {"failures": 1}}))
+    worker = harness.worker()
+    harness.publish()
+    settle(worker, "nack", take(worker)[0])
+    finding = await first(harness)
+    assert finding.code == "breaker-open" and finding.is_fault
+    assert "is open: 1 delivery failed in a row" in finding.what

@@ -17,6 +17,7 @@ RESOURCES: dict[type, Any] = {
     model.Consumer: pb.Consumer,
     model.Group: pb.Group,
     model.Partition: pb.Partition,
+    model.Pause: pb.Pause,
     model.Queue: pb.QueueStats,
     model.QueueDetail: pb.Queue,
     model.Message: pb.Message,

@@ -121,3 +121,32 @@ async def test_purge_takes_an_age_and_a_number_to_keep(rest_api: RestApi) -> Non
     assert await rest_api.ok("POST", "/queues/tasks/purge?keep_newest=1") == {"purged": 2}
     refusal = await rest_api.refused(400, "POST", "/queues/tasks/purge?older_than=soon")
     assert "older_than" in refusal["message"]
+
+
+async def test_queue_and_group_are_paused_and_resumed(rest_api: RestApi) -> None:
+    async with rest_api.harness.client("w-1") as client:
+        worker = Worker(client, "tasks")
+        await worker.join(consumer_group="w")
+        paused = await rest_api.ok("POST", "/queues/tasks/pause", {"reason": "maintenance"})
+        assert paused["pause"]["reason"] == "maintenance" and paused["pause"]["by"]
+        paused = await rest_api.ok("POST", "/queues/tasks/groups/w/pause", {})
+        assert paused["held_by"] == ["queue-paused", "paused"]
+        await publish(client, "tasks")
+        resumed = await rest_api.ok("POST", "/queues/tasks/resume")
+        assert resumed["pause"] is None and resumed["inflight_messages"] == 0
+        resumed = await rest_api.ok("POST", "/queues/tasks/groups/w/resume")
+        assert (resumed["pause"], resumed["held_by"]) == (None, [])
+        assert (await rest_api.ok("GET", "/queues/tasks/stats"))["inflight_messages"] == 1
+
+
+async def test_rate_and_limits_are_validated(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "one"})
+    limits = {"max_rate": "90/m burst 5", "max_inflight": 3}
+    changed = await rest_api.ok("PUT", "/queues/tasks/config", {"limits": limits})
+    assert changed["limits"]["max_rate"] == "90/m burst 5"
+    reported = await rest_api.refused(
+        400, "PUT", "/queues/tasks/config", json={"limits": {"max_rate": "fast"}}
+    )
+    assert "'fast' is not a rate" in reported["message"]
+    cleared = await rest_api.ok("PUT", "/queues/tasks/config", {"limits": {"max_rate": None}})
+    assert cleared["limits"]["max_rate"] is None

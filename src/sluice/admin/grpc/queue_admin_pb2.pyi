@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueueStats(_message.Message):
-    __slots__ = ("name", "total_messages", "inflight_messages", "dlq_messages", "enqueue_rate", "ack_rate", "active_consumers", "partitions_assigned", "retrying", "dequeue_rate", "type", "ordering", "partitions", "max_depth", "bytes", "dlq_name", "is_dead_letters", "enqueued", "acked", "duplicates", "refused", "retry_count", "dead", "groups", "created_at", "nack_rate", "avg_delivery_latency", "avg_process_latency")
+    __slots__ = ("name", "total_messages", "inflight_messages", "dlq_messages", "enqueue_rate", "ack_rate", "active_consumers", "partitions_assigned", "retrying", "dequeue_rate", "type", "ordering", "partitions", "max_depth", "bytes", "dlq_name", "is_dead_letters", "enqueued", "acked", "duplicates", "refused", "retry_count", "dead", "groups", "created_at", "nack_rate", "avg_delivery_latency", "avg_process_latency", "pause")
     class PartitionsAssignedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class QueueStats(_message.Message):
     NACK_RATE_FIELD_NUMBER: _ClassVar[int]
     AVG_DELIVERY_LATENCY_FIELD_NUMBER: _ClassVar[int]
     AVG_PROCESS_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
     name: str
     total_messages: int
     inflight_messages: int
@@ -82,7 +83,8 @@ class QueueStats(_message.Message):
     nack_rate: float
     avg_delivery_latency: float
     avg_process_latency: float
-    def __init__(self, name: _Optional[str] = ..., total_messages: _Optional[int] = ..., inflight_messages: _Optional[int] = ..., dlq_messages: _Optional[int] = ..., enqueue_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., active_consumers: _Optional[int] = ..., partitions_assigned: _Optional[_Mapping[str, int]] = ..., retrying: _Optional[int] = ..., dequeue_rate: _Optional[float] = ..., type: _Optional[str] = ..., ordering: _Optional[str] = ..., partitions: _Optional[int] = ..., max_depth: _Optional[int] = ..., bytes: _Optional[int] = ..., dlq_name: _Optional[str] = ..., is_dead_letters: _Optional[bool] = ..., enqueued: _Optional[int] = ..., acked: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., retry_count: _Optional[int] = ..., dead: _Optional[_Mapping[str, int]] = ..., groups: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., nack_rate: _Optional[float] = ..., avg_delivery_latency: _Optional[float] = ..., avg_process_latency: _Optional[float] = ...) -> None: ...
+    pause: Pause
+    def __init__(self, name: _Optional[str] = ..., total_messages: _Optional[int] = ..., inflight_messages: _Optional[int] = ..., dlq_messages: _Optional[int] = ..., enqueue_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., active_consumers: _Optional[int] = ..., partitions_assigned: _Optional[_Mapping[str, int]] = ..., retrying: _Optional[int] = ..., dequeue_rate: _Optional[float] = ..., type: _Optional[str] = ..., ordering: _Optional[str] = ..., partitions: _Optional[int] = ..., max_depth: _Optional[int] = ..., bytes: _Optional[int] = ..., dlq_name: _Optional[str] = ..., is_dead_letters: _Optional[bool] = ..., enqueued: _Optional[int] = ..., acked: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., retry_count: _Optional[int] = ..., dead: _Optional[_Mapping[str, int]] = ..., groups: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., nack_rate: _Optional[float] = ..., avg_delivery_latency: _Optional[float] = ..., avg_process_latency: _Optional[float] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ...) -> None: ...
 
 class Partition(_message.Message):
     __slots__ = ("number", "first", "next", "messages", "last_delivery")
@@ -147,6 +149,20 @@ class GetQueueRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class GetQueueStatsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PauseQueueRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeQueueRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -466,7 +482,7 @@ class Consumer(_message.Message):
     def __init__(self, client: _Optional[str] = ..., group: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ..., priority: _Optional[int] = ..., exclusive: _Optional[bool] = ..., connected: _Optional[bool] = ..., stalled: _Optional[bool] = ..., slow: _Optional[bool] = ..., settled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heartbeat: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers")
+    __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers", "pause", "breaker", "held_by")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +491,9 @@ class Group(_message.Message):
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     NACKED_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     lag: int
     ledger: Ledger
@@ -483,7 +502,38 @@ class Group(_message.Message):
     redelivered: int
     nacked: int
     consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
-    def __init__(self, name: _Optional[str] = ..., lag: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., floors: _Optional[_Iterable[int]] = ..., oldest_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., redelivered: _Optional[int] = ..., nacked: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+    pause: Pause
+    breaker: str
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., lag: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., floors: _Optional[_Iterable[int]] = ..., oldest_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., redelivered: _Optional[int] = ..., nacked: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., breaker: _Optional[str] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("at", "by", "reason")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    by: str
+    reason: str
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PauseGroupRequest(_message.Message):
+    __slots__ = ("queue", "group", "reason")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    reason: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeGroupRequest(_message.Message):
+    __slots__ = ("queue", "group")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
     __slots__ = ("queue",)

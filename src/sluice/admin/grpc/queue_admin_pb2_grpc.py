@@ -69,6 +69,16 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.UpdateConfigRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueConfig.FromString,
                 _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/PauseQueue',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ResumeQueue',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.FromString,
+                _registered_method=True)
         self.PurgeQueue = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/PurgeQueue',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueRequest.SerializeToString,
@@ -127,6 +137,16 @@ class QueueAdminStub:
         self.SeekGroup = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/SeekGroup',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.SeekGroupRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
+                _registered_method=True)
+        self.PauseGroup = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/PauseGroup',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseGroupRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
+                _registered_method=True)
+        self.ResumeGroup = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ResumeGroup',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeGroupRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
                 _registered_method=True)
         self.ListConsumers = channel.unary_unary(
@@ -277,6 +297,19 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseQueue(self, request, context):
+        """Deliver nothing more; publishes and settlements go on. Role operator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PurgeQueue(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -351,6 +384,18 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SeekGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -524,6 +569,16 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.UpdateConfigRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueConfig.SerializeToString,
             ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseQueueRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.SerializeToString,
+            ),
             'PurgeQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.PurgeQueue,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueRequest.FromString,
@@ -582,6 +637,16 @@ def add_QueueAdminServicer_to_server(servicer, server):
             'SeekGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.SeekGroup,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.SeekGroupRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.SerializeToString,
+            ),
+            'PauseGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseGroup,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseGroupRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.SerializeToString,
+            ),
+            'ResumeGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeGroup,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeGroupRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.SerializeToString,
             ),
             'ListConsumers': grpc.unary_unary_rpc_method_handler(
@@ -874,6 +939,60 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/UpdateConfig',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.UpdateConfigRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueConfig.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/PauseQueue',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseQueueRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ResumeQueue',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeQueueRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.QueueStats.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1197,6 +1316,60 @@ class QueueAdmin:
             target,
             '/sluice.admin.v1.QueueAdmin/SeekGroup',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.SeekGroupRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/PauseGroup',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PauseGroupRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ResumeGroup',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ResumeGroupRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Group.FromString,
             options,
             channel_credentials,

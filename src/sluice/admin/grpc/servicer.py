@@ -93,6 +93,21 @@ class QueueAdmin(QueueAdminServicer):
         config = await self._bridge.call(lambda service: service.configure(request.name, changes))
         return pb.QueueConfig(config_json=to_json(config))
 
+    async def PauseQueue(self, request: pb.PauseQueueRequest, context: Context) -> pb.QueueStats:
+        by = CALLER.get().name
+        return build(
+            pb.QueueStats,
+            await self._bridge.call(
+                lambda service: service.pause_queue(request.name, by, request.reason)
+            ),
+        )
+
+    async def ResumeQueue(self, request: pb.ResumeQueueRequest, context: Context) -> pb.QueueStats:
+        return build(
+            pb.QueueStats,
+            await self._bridge.call(lambda service: service.resume_queue(request.name)),
+        )
+
     async def PurgeQueue(
         self, request: pb.PurgeQueueRequest, context: Context
     ) -> pb.PurgeQueueResponse:
@@ -213,6 +228,25 @@ class QueueAdmin(QueueAdminServicer):
         return build(
             pb.Group,
             await self._bridge.call(lambda service: service.seek(request.queue, request.group, to)),
+        )
+
+    async def PauseGroup(self, request: pb.PauseGroupRequest, context: Context) -> pb.Group:
+        by = CALLER.get().name
+        return build(
+            pb.Group,
+            await self._bridge.call(
+                lambda service: service.pause_group(
+                    request.queue, request.group, by, request.reason
+                )
+            ),
+        )
+
+    async def ResumeGroup(self, request: pb.ResumeGroupRequest, context: Context) -> pb.Group:
+        return build(
+            pb.Group,
+            await self._bridge.call(
+                lambda service: service.resume_group(request.queue, request.group)
+            ),
         )
 
     async def ListConsumers(

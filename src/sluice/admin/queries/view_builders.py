@@ -15,7 +15,7 @@ from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.model import QueueDetail
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.cluster.directory import Directory
-from sluice.queues.model import Consumer, Group, Queue, build_ledger
+from sluice.queues.model import BREAKER_NAMES, Consumer, Group, Pause, Queue, build_ledger
 from sluice.queues.service import QueueService
 
 ORDERINGS = ("none", "partition", "strict")
@@ -98,6 +98,7 @@ def build_queue_view(queue: Queue, service: QueueService, queue_index: QueueInde
         active_consumers=int(queue.consumer_count),
         partitions_assigned=figures.partitions_assigned,
         groups=len(queue.groups),
+        pause=build_pause_view(queue.pause),
         is_dead_letters=queue_index.is_dead_letter_queue(queue.name),
         created_at=queue.created_at,
     )
@@ -153,8 +154,17 @@ def build_group_view(group: Group) -> model.Group:
         oldest_at=oldest / 1000.0,
         redelivered=int(group.redelivered),
         nacked=int(group.nacked),
+        pause=build_pause_view(group.admission.pause),
+        breaker=BREAKER_NAMES[group.admission.breaker.state],
+        held_by=group.admission.closed_reasons(group.queue.rules, group.in_flight),
         consumers=[build_consumer_view(consumer, group) for consumer in group.consumers],
     )
+
+
+def build_pause_view(pause: Pause) -> model.Pause | None:
+    if not pause.is_active():
+        return None
+    return model.Pause(at=pause.paused_at, by=pause.by, reason=pause.reason)
 
 
 def build_consumer_view(consumer: Consumer, group: Group) -> model.Consumer:

@@ -117,6 +117,31 @@ def delete(cli: CommandContext, queue: Queue, group: Group, yes: Yes = False) ->
     cli.out.show(f"Deleted group {group} of {queue}.")
 
 
+@command(app, "pause")
+def pause(
+    cli: CommandContext,
+    queue: Queue,
+    group: Group,
+    reason: Annotated[str, typer.Option(help="Shown wherever the pause is.")] = "",
+) -> None:
+    """Deliver nothing more to one group. Its deliveries in flight can be settled."""
+    found = cli.api.post(queue_path(queue, "groups", group, "pause"), {"reason": reason})
+    if cli.print_if_json(found):
+        return
+    cli.out.show(f"Paused group {group} of {queue}. To go on: sluice group resume {queue} {group}")
+
+
+@command(app, "resume")
+def resume(cli: CommandContext, queue: Queue, group: Group) -> None:
+    """End the pause of a group."""
+    found = cli.api.post(queue_path(queue, "groups", group, "resume"))
+    if cli.print_if_json(found):
+        return
+    cli.out.show(
+        f"Resumed group {group} of {queue}: {format_plural(found['lag'], 'message')} to go."
+    )
+
+
 def seek(
     cli: CommandContext,
     queue: Queue,

@@ -223,6 +223,28 @@ def purge(
     cli.out.show(f"Purged {format_plural(answer['purged'], 'message')} of {stats['name']}.")
 
 
+@command(app, "pause")
+def pause(
+    cli: CommandContext,
+    queue: Queue,
+    reason: Annotated[str, typer.Option(help="Shown wherever the pause is.")] = "",
+) -> None:
+    """Deliver nothing more to any group. Publishes and settlements go on."""
+    stats = cli.api.post(queue_path(queue, "pause"), {"reason": reason})
+    if cli.print_if_json(stats):
+        return
+    cli.out.show(f"Paused {stats['name']}. To go on: sluice queue resume {stats['name']}")
+
+
+@command(app, "resume")
+def resume(cli: CommandContext, queue: Queue) -> None:
+    """End the pause of a queue. A group that was paused by itself stays paused."""
+    stats = cli.api.post(queue_path(queue, "resume"))
+    if cli.print_if_json(stats):
+        return
+    cli.out.show(f"Resumed {stats['name']}.")
+
+
 @command(app, "delete")
 def delete(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
     """Remove a queue with everything in it. Its dead letters stay."""

@@ -453,7 +453,7 @@ def test_configuration_with_many_errors_reports_ten(harness: QueueHarness) -> No
     client = harness.connect("c")
     config = {"name": "a", **{f"key{nth}": 1 for nth in range(500)}}
     reason, why = put(client, "$admin/queue/create", json.dumps(config).encode())
-    assert (reason, why.count("is not a key"), "and 490 more" in why) == (0x99, 10, True)
+    assert (reason, why.count("is not a setting"), "and 490 more" in why) == (0x99, 10, True)
     for large in (
         {f"key{nth}": 1 for nth in range(1001)},
         {"limits": {f"k{nth}": 1 for nth in range(1001)}},

@@ -16,6 +16,7 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     find_obstacle,
     lease_message_id,
 )
+from sluice.admin.queries.diagnosis.policy_findings import find_closed_by_policy
 from sluice.queues.model import (
     ANY_ORDER,
     LEASED,
@@ -49,6 +50,8 @@ def diagnose_group(facade: BrokerFacade, group: Group, include_name: bool) -> li
 
 
 def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
+    if closed := find_closed_by_policy(group, facade.engine.now):
+        return closed
     if not group.consumers:
         return [_no_consumer(group)]
     if all(consumer.prefetch == 0 for consumer in group.consumers):

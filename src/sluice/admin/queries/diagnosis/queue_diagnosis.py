@@ -15,6 +15,7 @@ from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding
 from sluice.admin.queries.dead_letter_operations import DeadLetterScan, dead_letter_queues_of
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group, group_lag
+from sluice.admin.queries.diagnosis.policy_findings import find_queue_pause
 from sluice.admin.queries.view_builders import QueueIndex
 from sluice.message import decode_headers
 from sluice.queues.model import REJECT_NEW, Group, Queue
@@ -47,6 +48,7 @@ async def diagnose(
         harmless_codes.append("consumer-away")  # of one consumer while others work
     if all(finding.code in harmless_codes and not finding.is_fault for finding in findings):
         findings.insert(0, _flowing(queue, stats))
+    findings[:0] = find_queue_pause(queue, facade.engine.now)
     return Diagnosis(name, not any(finding.is_fault for finding in findings), findings)
 
 

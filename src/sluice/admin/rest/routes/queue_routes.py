@@ -12,6 +12,7 @@ from sluice.admin import model
 from sluice.admin.rest.config_schema import CHANGES_SCHEMA, CONFIG_SCHEMA
 from sluice.admin.rest.deps import (
     call_service,
+    caller,
     render,
     require_queues_enabled,
     requires_role,
@@ -73,6 +74,12 @@ class NewGroup(BaseModel):
         description="earliest, latest, a sequence, a time (ISO 8601) or @seconds",
         json_schema_extra={"pattern": POSITION_PATTERN.replace("(", "(|", 1)},
     )
+
+
+class PauseReason(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", description="Shown wherever the pause is", max_length=1000)
 
 
 class SeekPosition(BaseModel):
@@ -210,6 +217,33 @@ async def purge_queue(
     )
 
 
+@router.post(
+    "/{name}/pause",
+    tags=["queues"],
+    response_model=json_type(model.Queue),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "pause queues"),
+)
+async def pause_queue(request: Request, name: QueueName, pause: PauseReason) -> Response:
+    """Deliver nothing more to any group. Publishes and settlements go on."""
+    by = caller(request).name
+    return await respond(
+        request, model.Queue, lambda service: service.pause_queue(name, by, pause.reason)
+    )
+
+
+@router.post(
+    "/{name}/resume",
+    tags=["queues"],
+    response_model=json_type(model.Queue),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "resume queues"),
+)
+async def resume_queue(request: Request, name: QueueName) -> Response:
+    """End the pause of a queue. A group that was paused by itself stays paused."""
+    return await respond(request, model.Queue, lambda service: service.resume_queue(name))
+
+
 @router.get(
     "/{name}/consumers",
     tags=["groups"],
@@ -288,3 +322,32 @@ async def seek(
     return await respond(
         request, model.Group, lambda service: service.seek(name, group, position.to)
     )
+
+
+@router.post(
+    "/{name}/groups/{group}/pause",
+    tags=["groups"],
+    response_model=json_type(model.Group),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "pause groups"),
+)
+async def pause_group(
+    request: Request, name: QueueName, group: GroupName, pause: PauseReason
+) -> Response:
+    """Deliver nothing more to one group. Its deliveries in flight can be settled."""
+    by = caller(request).name
+    return await respond(
+        request, model.Group, lambda service: service.pause_group(name, group, by, pause.reason)
+    )
+
+
+@router.post(
+    "/{name}/groups/{group}/resume",
+    tags=["groups"],
+    response_model=json_type(model.Group),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "resume groups"),
+)
+async def resume_group(request: Request, name: QueueName, group: GroupName) -> Response:
+    """End the pause of a group."""
+    return await respond(request, model.Group, lambda service: service.resume_group(name, group))

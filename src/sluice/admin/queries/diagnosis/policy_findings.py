@@ -1,0 +1,69 @@
+"""The part of the diagnosis that explains pauses, open breakers and reached limits."""
+
+from __future__ import annotations
+
+from sluice.admin.model import Finding
+from sluice.admin.queries.diagnosis import phrases
+from sluice.queues.model import BREAKER_NAMES, Group, Pause, Queue
+
+
+def find_queue_pause(queue: Queue, now: float) -> list[Finding]:
+    command = phrases.format_command("queue", "resume", queue.name)
+    return _describe_pause(queue.pause, f"queue {queue.name}", command, now)
+
+
+def find_closed_by_policy(group: Group, now: float) -> list[Finding]:
+    """Return which policies of the group keep it from delivering; a pause of the queue is none."""
+    queue = group.queue
+    rules = queue.rules
+    reasons = group.admission.closed_reasons(rules, group.in_flight)
+    findings = _describe_pause(
+        group.admission.pause,
+        f"group {group.name}",
+        phrases.format_command("group", "resume", queue.name, group.name),
+        now,
+    )
+    if "breaker" in reasons:
+        state = BREAKER_NAMES[group.admission.breaker.state]
+        findings.append(
+            Finding(
+                "breaker-open",
+                f"the breaker of group {group.name} is {state}:"
+                f" {phrases.pluralize(int(rules.breaker_failures), 'delivery', 'deliveries')}"
+                " failed in a row",
+                "Repair what the workers depend on. After"
+                f" {phrases.format_duration(rules.breaker_open_for)} one message is delivered as a"
+                " probe",
+            )
+        )
+    limits = {
+        "max_inflight": f"{rules.max_in_flight} deliveries in flight",
+        "max_rate": f"{rules.max_rate:g} deliveries per second",
+    }
+    for name, limit in limits.items():
+        if name in reasons:
+            findings.append(
+                Finding(
+                    "limited",
+                    f"group {group.name} delivers as much as limits.{name} allows: {limit}",
+                    "If its workers can take more: "
+                    + phrases.configure_command(queue.name, f"limits.{name}", "null"),
+                    is_fault=False,
+                )
+            )
+    return findings
+
+
+def _describe_pause(pause: Pause, what: str, command: str, now: float) -> list[Finding]:
+    if not pause.is_active():
+        return []
+    reason = f": {pause.reason}" if pause.reason else ""
+    age = phrases.format_duration(max(0.0, now - pause.paused_at))
+    return [
+        Finding(
+            "paused",
+            f"{what} was paused by {pause.by} {age} ago{reason}",
+            command,
+            is_fault=False,
+        )
+    ]
