@@ -215,8 +215,8 @@ class Environment:
             raise Violation(
                 f"{pair} is delivered {self.loop.now - float(message.expires)} s after it expired"
             )
-        busy = {*self.schedule.running, *self.schedule.reclaimed} - {number}
-        self.policies.delivered(cursor.group, busy)
+        # Without reclaimed deliveries: no client is notified of the end of their deadline.
+        self.policies.delivered(cursor.group, self.schedule.running.keys() - {number})
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)
