@@ -1,4 +1,4 @@
-"""Admission: whether a group may deliver a message now, whichever consumer has capacity.
+"""Admission: whether a group may deliver a message now to a consumer with capacity.
 
 Three independent policies decide together: a pause by an operator (of the group or its queue), the
 breaker, and the limits of concurrency and rate. Dispatch reads one flag, `is_open`, before each
