@@ -42,15 +42,16 @@ def test_template_with_dead_letters_in_the_cell_of_their_queue_is_accepted(
 
 
 async def test_connections_are_counted_over_all_cells_of_a_node() -> None:
+    """A node counts the sessions in its cells, wherever their clients are connected."""
     limits = Limits()
     limits.max_connections = 2
     async with (
         two_nodes(limits=limits) as net,
         net.nodes["a"].client(client_in(0)),
-        net.nodes["b"].client(client_in(2)),  # at node a too
-        net.nodes["a"].client(client_in(1)),  # at node b
+        net.nodes["b"].client(client_in(2), session_expiry=60),  # at node a too
+        net.nodes["a"].client(client_in(1), session_expiry=60),  # at node b
     ):
         with pytest.raises(ConnectRefused, match="this server has reached its limit of 2 clients"):
-            await net.nodes["a"].client(client_in(4)).connect()
-        async with net.nodes["a"].client(client_in(3)):
+            await net.nodes["a"].client(client_in(3)).connect()  # lives where it is connected
+        async with net.nodes["b"].client(client_in(4)):
             pass

@@ -375,6 +375,10 @@ class AdminService:
             client_operations.find_session(self._facade, client)
         )
 
+    def has_session(self, client: str) -> bool:
+        """Return whether the session of a client is in this cell."""
+        return client_operations.has_session(self._facade, client)
+
     async def kick_client(self, client: str, end_session: bool = False) -> model.Kicked:
         return await client_operations.kick_client(self._facade, client, end_session)
 

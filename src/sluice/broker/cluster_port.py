@@ -29,6 +29,20 @@ LOCAL_CELL: Final = -1  # as a cell number: this cell
 NO_USER_PROPERTIES: Final = ("user-properties", "none")
 
 
+# User property of a CONNECT that claims a client id at its own cell for a session elsewhere:
+# a token of the session, then "named" if clients have users, and "again" after a broken stream.
+CLIENT_CLAIM: Final = "client-claim"
+TAKEN_OVER: Final = "another connection has taken over this client id"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ClientClaim:
+    """The claim of a session of this cell to a client id of another cell."""
+
+    def release(self) -> None:
+        """Give the client id up, because no session uses the claim."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SessionProxy:
     """The connection of a session to another cell."""
@@ -110,6 +124,25 @@ class ClusterPort:
     def owns_client(self, client_id: str) -> bool:
         """Return whether a client id belongs to this cell."""
         return True
+
+    def claim_client(
+        self,
+        connection: ConnectionPort,
+        client_id: str,
+        user: str,
+        is_named: bool,
+        window: int,
+        on_done: Callable[[int, str], None],
+    ) -> ClientClaim:
+        """Claim a client id at its own cell, which ends all earlier sessions of the client.
+
+        `on_done` receives a reason code and a text, in a later turn. `is_named`: clients have
+        users, so only clients of the same user may take over a session.
+        """
+        return ClientClaim()
+
+    def adopt_claim(self, session: Session, claim: ClientClaim) -> None:
+        """Bind a claim to the session that it was made for."""
 
     # ---- queues
 

@@ -25,10 +25,12 @@ class ConnectionPort(Deadline):
         self.version: i64 = 0  # 0 until CONNECT
         self.is_write_paused: bool = False  # the peer reads more slowly than we write
         self.closing: bool = False
+        self.lost: bool = False
         self.opened_at: float = 0.0
         self.last_read_at: float = 0.0
         self.max_outgoing_packet: i64 = NO_LIMIT  # the client's maximum packet size
         self.is_from_cluster: bool = False  # from another cell, which has authenticated it
+        self.claim_token: str = ""  # of the session elsewhere that claims this client id
         self.has_fast_path: bool = False  # MQTT 5.0, no packet size limit, no aliases
         # A packet that takes more than one turn.
         self.pending_input: InputTask | None = None

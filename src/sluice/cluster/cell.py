@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.broker import Broker
-from sluice.broker.cluster_port import LOCAL_CELL, ClusterPort, SessionProxies
+from sluice.broker.cluster_port import LOCAL_CELL, ClientClaim, ClusterPort, SessionProxies
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.reason_mapping import get_reason_code
 from sluice.broker.sessions.retained import RETAINED_FULL
@@ -43,8 +43,10 @@ from sluice.cluster.plain.fanout import (
 )
 from sluice.cluster.plain.interest import BINDING_PREFIX
 from sluice.cluster.plain.local_cell import LocalCell
+from sluice.cluster.remote_queues.client_claim import RemoteClientClaim
 from sluice.cluster.remote_queues.routing import ALL_CELLS, NO_CELL, cell_of_filter, cell_of_topic
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies, set_message_id
+from sluice.cluster.remote_queues.session_proxy import make_connect
 from sluice.errors import QueueError
 from sluice.queues.log import PART_BITS
 from sluice.wire.packets import Publish
@@ -265,6 +267,25 @@ class CellClusterPort(ClusterPort):
 
     def owns_client(self, client_id: str) -> bool:
         return cell_of(client_id, self.node.cells) == self.cell_number
+
+    def claim_client(
+        self,
+        connection: ConnectionPort,
+        client_id: str,
+        user: str,
+        is_named: bool,
+        window: int,
+        on_done: Callable[[int, str], None],
+    ) -> ClientClaim:
+        connect = make_connect(
+            client_id, int(connection.version), user, window, int(connection.max_outgoing_packet)
+        )
+        cell = cell_of(client_id, self.node.cells)
+        return RemoteClientClaim(self.node, cell, connection, connect, is_named, on_done)
+
+    def adopt_claim(self, session: Session, claim: ClientClaim) -> None:
+        if isinstance(claim, RemoteClientClaim):
+            self._proxies_of(session, True).adopt_claim(claim)
 
     # ---- queues
 

@@ -63,6 +63,7 @@ class ForwardingNode:
         kv: Any = SimpleNamespace(nodes=nodes, claims=self.claims, suspicions={})
         self.directory = Directory("c", CELLS, kv, lambda: "one-1", lambda: list(self.open))
         self.listed: list[dict[str, str]] = []
+        self.status = 200  # of this node's own responses
         self.relay = RestForwarder(self._app, self.directory)
         self.sent: list[Any] = []
         self.has_responded = asyncio.Event()
@@ -70,7 +71,7 @@ class ForwardingNode:
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         body = json.dumps(self.listed).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send(self, message: Any) -> None:
@@ -319,3 +320,24 @@ async def test_request_about_a_client_goes_to_the_owner_of_its_cell(
     await forwarder.get(f"/clients/{far}")
     await forwarder.get(f"/clients/{near}")
     assert remote.request_log() == [f"GET {far}"]
+
+
+async def test_client_whose_session_is_on_another_node_than_its_id_is_found(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    names = [f"c{nth}" for nth in range(100)]
+    near = next(one for one in names if forwarder.directory.cell_of_client(one) == 0)
+    forwarder.status = 404
+    remote.responses["GET", near] = httpx.Response(200, stream=Body("found"))
+    await forwarder.get(f"/clients/{near}")
+    assert forwarder.sent[0]["status"] == 200 and b"begin" in forwarder.sent[1]["body"]
+
+
+async def test_unknown_client_is_reported_after_all_nodes_were_asked(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    far = next(one for one in map(str, range(100)) if forwarder.directory.cell_of_client(one) == 2)
+    forwarder.status = 404
+    remote.responses["GET", far] = httpx.Response(404, stream=Body("unknown"))
+    await forwarder.get(f"/clients/{far}")
+    assert forwarder.sent[0]["status"] == 404

@@ -211,6 +211,8 @@ class QuietTransport:
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default
 
+    def set_protocol(self, protocol: StreamProtocol) -> None: ...
+
 
 class NoStreams:
     """A dialer that reaches no other node."""

@@ -54,7 +54,8 @@ QUEUE_METHODS: Final = (
     "trace_message",
     "diagnose",
 )
-CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner", "client", "kick_client")
+CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner")
+SESSION_METHODS: Final = ("client", "kick_client")
 BULK_QUEUE_METHODS: Final = ("offsets", "offsets_at", "slice", "progress", "advance")
 SUMMED_FIELDS: Final = frozenset(
     name for name, kind in get_type_hints(model.Node).items() if kind is int
@@ -99,6 +100,13 @@ class ClusterAdminService(AdminService):
 
     def service_of_client(self, client: str) -> AdminService:
         return self.service_of_cell(self._directory.cell_of_client(client), f"client {client!r}")
+
+    def service_of_session(self, client: str) -> AdminService:
+        """Return the service of the cell with the session, or else of the client's own cell."""
+        for service in self._services().values():
+            if service.has_session(client):
+                return service
+        return self.service_of_client(client)
 
     async def node(self) -> model.Node:
         now = time.time()
@@ -310,6 +318,10 @@ for _method in QUEUE_METHODS:
 for _method in CLIENT_METHODS:
     setattr(
         ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.service_of_client)
+    )
+for _method in SESSION_METHODS:
+    setattr(
+        ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.service_of_session)
     )
 for _method in BULK_QUEUE_METHODS:
     setattr(

@@ -78,6 +78,9 @@ GATHERED_LISTS: Final = {
     "losses": GatheredList("cell"),
 }
 
+NOT_FOUND: Final = 404
+UNAVAILABLE: Final = 503  # of a node without the client's cell and without its session
+
 
 class RestForwarder:
     def __init__(
@@ -119,8 +122,40 @@ class RestForwarder:
         cell, receive = await self._cell_of_request(scope, receive)
         if cell < 0 or FORWARDED_HEADER in headers:
             await self._app(scope, receive, send)
-            return
-        await self._forward_to_owner(cell, scope, receive, send)
+        elif scope["path"].startswith(f"{API_PREFIX}clients/"):
+            await self._forward_to_session(cell, scope, receive, send)
+        else:
+            await self._forward_to_owner(cell, scope, receive, send)
+
+    # ---- a session
+
+    async def _forward_to_session(
+        self, cell: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Ask the owner of the client's cell, and if it has no such session, all other nodes.
+
+        A session that ends with its connection lives on the node of its client.
+        """
+        body = b"" if scope["method"] == "GET" else await _read_body(receive)
+        response = _BufferedResponse()
+        await self._forward_to_owner(cell, scope, replay_body(body, receive), response.send)
+        asked = self._directory.owner_of(cell)
+        for node in self._directory.nodes().values():
+            if response.status != NOT_FOUND:
+                break
+            if asked is not None and node.id == asked.id:
+                continue
+            other = _BufferedResponse()
+            try:
+                if node.id == self._directory.node_id:
+                    await self._app(scope, replay_body(body, receive), other.send)
+                elif node.http:
+                    await self._forward(node, scope, body, other.send)
+            except httpx.HTTPError as fault:
+                log.warning("node did not answer", extra={"node": node.name, "fault": str(fault)})
+            if other.status not in (0, NOT_FOUND, UNAVAILABLE):
+                response = other
+        await response.replay(send)
 
     # ---- one owner
 

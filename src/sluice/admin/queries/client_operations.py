@@ -1,7 +1,7 @@
 """Operations on clients: list them, show one, end a connection or a session.
 
 A client is a session of this broker, with or without a connection. Proxies of sessions of other
-cells do not count: each client is listed once, by its home cell.
+cells do not count: each client is listed once, by the cell that has its session.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ def _matches(session: Session | None, connected: bool | None, user: str) -> bool
     if connected is not None and connected != (session.connection is not None):
         return False
     return not user or session.user == user
+
+
+def has_session(facade: BrokerFacade, client: str) -> bool:
+    session = facade.broker.registry.sessions.get(client)
+    return session is not None and not session.is_proxy
 
 
 def find_session(facade: BrokerFacade, client: str) -> Session:

@@ -84,7 +84,6 @@ class Connection(ConnectionPort):
         self.is_paused_for_output: bool = False  # the peer reads so slowly that we stop reading it
         # Publishes faster than the store accepts or the rate allows.
         self.is_throttled: bool = False
-        self.lost: bool = False
         self.keep_alive: float = 0.0  # seconds of silence that are allowed; 0.0: unlimited
         self.wants_reason_strings: bool = True
         self.max_outgoing_aliases: i64 = 0  # the client's topic alias maximum

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl import AuthResult, PeerInfo, will_error
-from sluice.broker.cluster_port import NO_USER_PROPERTIES
+from sluice.broker.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, TAKEN_OVER, ClientClaim
 from sluice.broker.limits import topic_depth_error
 from sluice.broker.net.connection import Connection
 from sluice.broker.net.rate_limiter import RateLimiter
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from sluice.broker.broker import Broker
 
 
+OTHER_USER: Final = "this client id has a session of another user: choose another id"
+
+
 class Handshake:
     def __init__(self, broker: Broker) -> None:
         self._broker: Broker = broker
@@ -56,14 +60,69 @@ class Handshake:
         if not pending.is_resolved:
             connection.await_auth()
 
-    def finish_connect(
+    def needs_claim(
         self, connection: Connection, packet: Connect, client_id: str, auth_result: AuthResult
+    ) -> bool:
+        """Return whether the client id must be claimed at its own cell before the CONNACK."""
+        if connection.is_from_cluster or self._broker.router.cluster.owns_client(client_id):
+            return False
+        reason, _ = self._check_after_auth(packet, client_id, auth_result, False)
+        return reason == SUCCESS  # a refused client takes nothing over
+
+    def claim(
+        self,
+        connection: Connection,
+        packet: Connect,
+        client_id: str,
+        auth_result: AuthResult,
+        on_done: Callable[[int, str], None],
+    ) -> ClientClaim:
+        is_named = auth_result.grant is not None or auth_result.user != ""
+        return self._broker.router.cluster.claim_client(
+            connection, client_id, auth_result.user, is_named, self._window(packet), on_done
+        )
+
+    def _window(self, packet: Connect) -> int:
+        return min(
+            packet.properties.receive_maximum or 65_535, int(self._broker.limits.max_inflight)
+        )
+
+    def _check_claim(
+        self, connection: Connection, packet: Connect, client_id: str, user: str
+    ) -> tuple[int, str]:
+        """Check a claim of another cell to a client id of this one."""
+        claims = [value for name, value in packet.properties.user if name == CLIENT_CLAIM]
+        if not claims:
+            return SUCCESS, ""
+        words = claims[0].split()
+        connection.claim_token = words[0] if words else ""
+        existing = self._broker.registry.sessions.get(client_id)
+        if existing is None:
+            return SUCCESS, ""
+        if existing.user is not None and existing.user != user and "named" in words:
+            return CLIENT_IDENTIFIER_NOT_VALID, OTHER_USER
+        holder = existing.connection
+        if "again" in words and holder is not None and holder.claim_token != connection.claim_token:
+            return CLIENT_IDENTIFIER_NOT_VALID, TAKEN_OVER
+        return SUCCESS, ""
+
+    def finish_connect(
+        self,
+        connection: Connection,
+        packet: Connect,
+        client_id: str,
+        auth_result: AuthResult,
+        claim: ClientClaim | None,
     ) -> None:
-        """Complete a CONNECT after authentication."""
+        """Complete a CONNECT after authentication, and after its claim if it needs one."""
         requested = packet.properties
         reason, reason_string = self._check_after_auth(
             packet, client_id, auth_result, connection.is_from_cluster
         )
+        if reason == SUCCESS and connection.is_from_cluster:
+            reason, reason_string = self._check_claim(
+                connection, packet, client_id, auth_result.user
+            )
         if reason != SUCCESS:
             self.refuse(connection, reason, reason_string)
             return
@@ -135,8 +194,10 @@ class Handshake:
         session.expiry_seconds = expiry
         session.will = packet.will
         session.will_delay = packet.will_delay
-        session.outbound.window = min(requested.receive_maximum or 65_535, int(limits.max_inflight))
+        session.outbound.window = self._window(packet)
         connection.session = session
+        if claim is not None:
+            self._broker.router.cluster.adopt_claim(session, claim)
         connection.credential_id = auth_result.credential_id
         if not connection.is_from_cluster:
             self._broker.connection_limits.on_session_opened(connection, auth_result.user)
@@ -206,10 +267,7 @@ class Handshake:
             and existing.user != auth_result.user
             and is_named
         ):
-            return (
-                CLIENT_IDENTIFIER_NOT_VALID,
-                "this client id has a session of another user: choose another id",
-            )
+            return CLIENT_IDENTIFIER_NOT_VALID, OTHER_USER
         if existing is None or existing.connection is None:  # a takeover adds no connection
             fault = self._broker.connection_limits.user_limit_error(auth_result.user)
             if fault:
@@ -274,6 +332,9 @@ class PendingConnect:
         self._packet: Connect = packet
         self._client_id: str = client_id
         self._auth_result: AuthResult | None = None
+        self._claim: ClientClaim | None = None
+        self._claim_reason: int = SUCCESS
+        self._claim_reason_string: str = ""
         self.is_resolved: bool = False
 
     def resolve(self, auth_result: AuthResult) -> None:
@@ -287,9 +348,33 @@ class PendingConnect:
             self._connection.finish_auth(self._finish)
 
     def _finish(self) -> None:
-        if self._auth_result is not None:
+        auth_result, handshake = self._auth_result, self._handshake
+        connection, packet, client_id = self._connection, self._packet, self._client_id
+        if auth_result is None:
+            return
+        if handshake.needs_claim(connection, packet, client_id, auth_result):
+            connection.await_auth()
+            self._claim = handshake.claim(
+                connection, packet, client_id, auth_result, self._on_claimed
+            )
+        else:
+            handshake.finish_connect(connection, packet, client_id, auth_result, None)
+
+    def _on_claimed(self, reason: int, reason_string: str) -> None:
+        connection, claim = self._connection, self._claim
+        if not connection.closing and not connection.lost:
+            self._claim_reason, self._claim_reason_string = reason, reason_string
+            connection.finish_auth(self._finish_claimed)
+        if claim is not None and connection.session is None:
+            claim.release()  # the client is gone or refused
+
+    def _finish_claimed(self) -> None:
+        auth_result = self._auth_result
+        if self._claim_reason != SUCCESS:
+            self._handshake.refuse(self._connection, self._claim_reason, self._claim_reason_string)
+        elif auth_result is not None:
             self._handshake.finish_connect(
-                self._connection, self._packet, self._client_id, self._auth_result
+                self._connection, self._packet, self._client_id, auth_result, self._claim
             )
 
 

@@ -153,7 +153,9 @@ def _subscribe_remote(
     """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
     cluster = router.cluster
     topic_filter = request.topic_filter
-    options = read_options(packet, min(granted, 1))
+    # Queues reduce QoS 2 to 1; an exclusive queue refuses it.
+    qos = granted if topic_filter.startswith(b"$ECQ/") else min(granted, 1)
+    options = read_options(packet, qos)
     if cluster.matches_local(topic_filter):
         reason, text = handler.subscribe(
             session, packet, request, options.qos, suback.subscriptions

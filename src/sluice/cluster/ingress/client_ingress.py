@@ -1,8 +1,10 @@
-"""Entry point of clients: reads CONNECT to find the client id, then passes the socket to its cell.
+"""Entry point of clients: reads CONNECT to choose the cell of the session, then passes the socket.
 
-A cell of this node gets the socket itself, so a client that connects to the right node is served
-as by a single broker. Otherwise the ingress forwards the bytes, including CONNECT, over a stream
-to the owner, in both directions and at the speed of the slower end.
+A session that outlives its connection is in the cell of its client id. One that ends with its
+connection may be in any cell, so it is in one of this node; the cell claims the client id. A cell
+of this node gets the socket itself and serves the client as a single broker does. For a cell of
+another node, the ingress forwards the bytes, including CONNECT, over a stream, in both directions
+and at the speed of the slower end.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class ClientIngress:
     # ---- routing
 
     def _find_cell(self) -> bool:
-        """Choose the cell by the client id; return False if CONNECT is still incomplete.
+        """Choose the cell of the session; return False if CONNECT is still incomplete.
 
         A client without a valid CONNECT or client id may use any local cell.
         """
@@ -105,9 +107,11 @@ class ClientIngress:
         if isinstance(packet, Connect):
             self._version = packet.version
             client_id = packet.client_id
-        local = list(self._node.local_cells)
+        local = sorted(self._node.local_cells)
         if client_id:
             self._cell = cell_of(client_id, self._node.cells)
+            if local and self._cell not in self._node.local_cells and _ends_with_connection(packet):
+                self._cell = local[cell_of(client_id, len(local))]
         elif local:
             self._cell = random.choice(local)
         else:
@@ -166,6 +170,13 @@ class ClientIngress:
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _ends_with_connection(packet: Packet | None) -> bool:
+    """Return whether a CONNECT opens a session that nothing of is left after its connection."""
+    return (
+        isinstance(packet, Connect) and packet.clean_start and not packet.properties.session_expiry
+    )
 
 
 class Tunnel:

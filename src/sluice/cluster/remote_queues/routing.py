@@ -2,6 +2,7 @@
 
 $queue/<q>...                 the cell of the queue; `dlq/<q>` is in the cell of `<q>`
 $queue/responses/<name>/...   the cell of <name>; the client library uses the client's own cell
+$ECQ/<client>/#               the cell of the client
 $ECQ/w/<client>/<key>         the cell of the client
 $admin/queue/<q>/...          the cell of the queue; `create` names it in its payload
 """
@@ -16,6 +17,7 @@ from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.wire.topics import has_wildcard
 
 ADMIN_QUEUE_PREFIX: Final = b"$admin/queue/"
+ECQ_PREFIX: Final = b"$ECQ/"
 ECQ_WRITE_PREFIX: Final = b"$ECQ/w/"
 RESPONSES_PREFIX: Final = b"$queue/responses/"
 ALL_CELLS: Final = -2
@@ -52,6 +54,10 @@ def cell_of_filter(topic_filter: bytes, cells: int) -> int:
         name = topic_filter[len(ADMIN_QUEUE_PREFIX) :]
         if not has_wildcard(name):
             return _cell_of_queue_name(name.rpartition(b"/")[0], cells)
+    elif topic_filter.startswith(ECQ_PREFIX):
+        # Of a session outside the cell of its client id; wildcards are refused in every cell.
+        name = topic_filter[len(ECQ_PREFIX) :].split(b"/", 1)[0]
+        return NO_CELL if has_wildcard(name) or name == b"w" else _cell_of_name(name, cells)
     elif topic_filter.startswith(b"$admin/"):
         name = b"#"
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import SessionProxies
+from sluice.broker.cluster_port import TAKEN_OVER, SessionProxies
 from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.queue_topics import (
@@ -24,12 +24,13 @@ from sluice.broker.queue_topics import (
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
+from sluice.cluster.remote_queues.client_claim import RemoteClientClaim
 from sluice.cluster.remote_queues.routing import ALL_CELLS, cell_of_filter
 from sluice.cluster.remote_queues.session_proxy import MqttSessionProxy
 from sluice.cluster.transport import StreamTransport
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Disconnect, Publish
-from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
+from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR, SESSION_TAKEN_OVER
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ class MqttSessionProxies(SessionProxies):
         self._clean_start = clean_start
         self._proxies: dict[int, MqttSessionProxy] = {}
         self._throttled_connections: list[ConnectionPort] = []
+
+    def adopt_claim(self, claim: RemoteClientClaim) -> None:
+        """Hold the claim of the session to its client id, in the proxy at the cell of the id."""
+        claim.hand_over(self._proxy_for(claim.cell))
+
+    def on_claim_lost(self) -> None:
+        """End the client: another connection has its client id."""
+        connection = self.session.connection
+        if connection is not None:
+            connection.end(SESSION_TAKEN_OVER, TAKEN_OVER)
 
     # ---- requests of the session
 

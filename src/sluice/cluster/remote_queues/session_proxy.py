@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
+from sluice.broker.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
 from sluice.broker.queue_topics import EXPLICIT_SUFFIX, EXTEND, NACK, REJECT, RELEASE
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
@@ -30,6 +30,7 @@ from sluice.cluster.remote_queues.pending_requests import (
     PendingSubscribe,
     SplitSettlement,
 )
+from sluice.cluster.remote_queues.routing import ECQ_PREFIX
 from sluice.cluster.remote_queues.unsettled import (
     UnsettledDeliveries,
     make_settlement,
@@ -57,7 +58,11 @@ from sluice.wire.packets import (
 from sluice.wire.primitives import read_u16
 from sluice.wire.properties import PUBACK, PUBLISH, Properties
 from sluice.wire.reader import MAX_PACKET_BYTES, PacketReader
-from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
+from sluice.wire.reasons import (
+    CLIENT_IDENTIFIER_NOT_VALID,
+    IMPLEMENTATION_SPECIFIC_ERROR,
+    SESSION_TAKEN_OVER,
+)
 
 if TYPE_CHECKING:
     from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies
@@ -104,8 +109,20 @@ class MqttSessionProxy(Port):
         # Reconnect as soon as nothing on the stream is in flight.
         self._is_reconnecting = False
         self._is_sweep_scheduled = False
+        # Set if this is the cell of the client id and the session is elsewhere: the value of the
+        # CONNECT that claims the client id, and holds it while the stream is open.
+        self._claim = ""
 
     # ---- the stream
+
+    def adopt(self, claim: str, receive_maximum: int, transport: StreamTransport) -> None:
+        """Use the stream that has claimed the client id."""
+        self._claim = claim
+        self._receive_maximum = receive_maximum or self._receive_maximum
+        self._transport = transport
+        self._connection_number += 1
+        self._clean_start = False
+        transport.set_protocol(self)
 
     def dial(self) -> None:
         if self._transport is None and not self._is_dialing and not self._is_ended:
@@ -125,20 +142,19 @@ class MqttSessionProxy(Port):
         self._seen_packet_ids.clear()
         session = self._proxies.session
         self.is_persistent = bool(self._filters) and session.expiry_seconds > 0
-        connect = Connect(session.client_id, V5, self._clean_start or not self.is_persistent, 0)
-        connect.properties.session_expiry = session.expiry_seconds if self.is_persistent else 0
-        connect.properties.receive_maximum = max(1, int(session.outbound.window))
-        # The user name binds the remote deliveries to the user as well.
-        connect.username = session.user or None
-        if session.version != V5:
-            connect.properties.user.append(NO_USER_PROPERTIES)
         connection = session.connection
-        if (
-            connection is not None
-            and connection.max_outgoing_packet != MAX_PACKET_BYTES
-            and session.version == V5
-        ):
-            connect.properties.maximum_packet_size = int(connection.max_outgoing_packet)
+        max_packet = MAX_PACKET_BYTES if connection is None else int(connection.max_outgoing_packet)
+        connect = make_connect(
+            session.client_id,
+            int(session.version),
+            session.user,
+            int(session.outbound.window),
+            max_packet,
+        )
+        connect.clean_start = self._clean_start or not self.is_persistent
+        connect.properties.session_expiry = session.expiry_seconds if self.is_persistent else 0
+        if self._claim:
+            connect.properties.user.append((CLIENT_CLAIM, f"{self._claim} again"))
         self._clean_start = False
         self._send_packet(connect)
         unanswered, self._in_flight = self._in_flight, {}
@@ -157,7 +173,11 @@ class MqttSessionProxy(Port):
             {},
         )
         for topic_filter, options in self._filters.items():
-            pending = waiting.get(topic_filter) or PendingSubscribe(topic_filter, None)
+            pending = waiting.get(topic_filter)
+            if pending is None:
+                pending = PendingSubscribe(topic_filter, None)
+                if topic_filter.startswith(ECQ_PREFIX):
+                    options = SubscribeOptions(options.qos, options.identifier, [])  # no `start`
             self._send_subscribe(pending, options)
         self._backlog.extend(others)
         self._send_backlog()
@@ -206,7 +226,7 @@ class MqttSessionProxy(Port):
         self._write_buffer = None
         if (
             not self._is_ended
-            and (self._filters or self._in_flight or self._backlog)
+            and (self._claim or self._filters or self._in_flight or self._backlog)
             and self._proxies.is_connected()
         ):
             self._proxies.call_later(self._redial_seconds, self.dial)
@@ -304,6 +324,8 @@ class MqttSessionProxy(Port):
             del self._deliveries[remote_packet_id]
         if delivery.connection_number == self._connection_number and self._transport is not None:
             write_ack(self._writer(), PUBACK, delivery.remote_packet_id, reason, None, V5)
+        elif delivery.message.topic.startswith(ECQ_PREFIX):
+            pass  # an exclusive queue has no tokens: it delivers the value again
         elif not delivery.is_nacked and self._settles_by_puback(delivery.message.topic):
             verb = b"/$ack" if reason < 0x80 else b"/$nack"
             self.publish(make_settlement(delivery.message, verb), True, -1)
@@ -384,7 +406,9 @@ class MqttSessionProxy(Port):
                 self._send_packet(Unsubscribe(self._next_packet_id(), [pending.topic_filter]))
         elif isinstance(packet, Connack):
             self._redial_seconds = MIN_REDIAL_SECONDS
-            if packet.reason >= 0x80:
+            if self._claim and packet.reason == CLIENT_IDENTIFIER_NOT_VALID:
+                self._proxies.on_claim_lost()
+            elif packet.reason >= 0x80:
                 self._proxies.warn(
                     f"cell {self.cell} refused a session proxy: {_reason_string(packet.properties)}"
                 )
@@ -394,6 +418,8 @@ class MqttSessionProxy(Port):
         elif isinstance(packet, Pingresp):
             self._drop_stale_deliveries()
         elif isinstance(packet, Disconnect):
+            if self._claim and packet.reason == SESSION_TAKEN_OVER:
+                self._proxies.on_claim_lost()
             self._close_transport()
 
     def _deliver(self, packet: Publish) -> None:
@@ -422,7 +448,12 @@ class MqttSessionProxy(Port):
         delivery = RemoteDelivery(packet, extra, self, packet.packet_id, self._connection_number)
         self._deliveries[remote_packet_id] = delivery
         session.outbound.deliver_remote(delivery)
-        if session.connection is not None and session.connection.is_write_paused:
+        # Not if the stream holds the client id: a takeover arrives on it.
+        if (
+            session.connection is not None
+            and session.connection.is_write_paused
+            and not self._claim
+        ):
             self.set_reading(False)
 
     def _drop_stale_deliveries(self) -> None:
@@ -574,9 +605,13 @@ class MqttSessionProxy(Port):
         self._puback_settlement.clear()
 
     def _settles_by_puback(self, topic: bytes) -> bool:
+        if topic.startswith(ECQ_PREFIX):
+            return True
         mode = "explicit" if self._proxies.session.version == V5 else "puback"
         for topic_filter, options in self._filters.items():
-            if self._proxies.covers(topic_filter, topic):
+            if not topic_filter.startswith(ECQ_PREFIX) and self._proxies.covers(
+                topic_filter, topic
+            ):
                 mode = options.get("ack-mode") or mode
                 if topic_filter.endswith(EXPLICIT_SUFFIX):
                     mode = "explicit"
@@ -609,6 +644,22 @@ class MqttSessionProxy(Port):
         if self._transport is not None:
             self.flush()
             self._transport.close()
+
+
+def make_connect(
+    client_id: str, version: int, user: str | None, window: int, max_packet: int
+) -> Connect:
+    """Return the CONNECT of a client's session to another cell."""
+    connect = Connect(client_id, V5, True, 0)
+    connect.properties.session_expiry = 0
+    connect.properties.receive_maximum = max(1, window)
+    # The user name binds the remote deliveries to the user as well.
+    connect.username = user or None
+    if version != V5:
+        connect.properties.user.append(NO_USER_PROPERTIES)
+    elif max_packet != MAX_PACKET_BYTES:
+        connect.properties.maximum_packet_size = max_packet
+    return connect
 
 
 def _reason_string(properties: Properties | None) -> str:

@@ -24,7 +24,11 @@ from sluice.broker.namespaces.compacted.exclusive_subscriber import (
     ExclusiveDelivery,
     ExclusiveSubscriber,
 )
-from sluice.broker.namespaces.remote_requests import forward_publish, forward_will
+from sluice.broker.namespaces.remote_requests import (
+    forward_publish,
+    forward_will,
+    unsubscribe_remote,
+)
 from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener, ConnectionPort
 from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.sessions.subscriptions import Subscription, encode_subscription_ids
@@ -307,7 +311,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Unsubscribe and return whether the subscription existed."""
-        found = session.queue_requests.pop(topic_filter, None) is not None
+        found = unsubscribe_remote(self._router, session, topic_filter)
         if found:
             self.on_session_ended(session)
         return found
@@ -353,8 +357,11 @@ class ExclusiveQueueHandler(NamespaceHandler):
                 if session.queue_requests
                 else None
             )
-            if request is None:
-                continue
+            if request is None or (
+                not session.is_proxy
+                and self._router.cluster.matches_remote(build_owner_filter(session.client_id))
+            ):
+                continue  # another cell serves it
             owner = exclusive.owners.get(session.client_id)
             subscriber = session.exclusive_subscriber
             if owner is None or subscriber is None or owner.subscriber is not subscriber:
