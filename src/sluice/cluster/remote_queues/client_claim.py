@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sluice.broker.cluster_port import CLIENT_CLAIM, ClientClaim
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
-from sluice.cluster.transport.streams import StreamProtocol, StreamTransport
+from sluice.cluster.transport import StreamProtocol, StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode
