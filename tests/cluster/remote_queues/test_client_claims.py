@@ -125,8 +125,9 @@ async def test_clean_session_ends_the_stored_session_of_its_client(net: MemoryCl
     assert not connack.session_present
 
 
-async def test_takeover_publishes_the_will_and_reaches_subscribers_of_all_nodes(
-    net: MemoryCluster,
+@pytest.mark.parametrize("event", ["takeover", "death of the node"])
+async def test_will_is_published_in_the_cell_of_the_client_id(
+    net: MemoryCluster, event: str
 ) -> None:
     topic = topic_in(3)
     async with net.nodes["b"].client(client_in(3)) as watcher:
@@ -134,8 +135,11 @@ async def test_takeover_publishes_the_will_and_reaches_subscribers_of_all_nodes(
         will = Connect(NAME, V5, True, 0)
         will.will = Publish(topic.encode(), b"gone", 1, False)
         await RawClient().open(net, "a", will)
-        await until(lambda: holds_claim(net))
-        await connected(net, "b")
+        await until(lambda: bool(sessions_of(net, "b")))
+        if event == "takeover":
+            await connected(net, "a")
+        else:
+            net.kill("a")
         async with asyncio.timeout(30):
             assert (await anext(aiter(watcher.messages()))).payload == b"gone"
 

@@ -26,6 +26,7 @@ from sluice.wire.reasons import (
     QOS_NOT_SUPPORTED,
     QUOTA_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
+    SERVER_BUSY,
     SERVER_UNAVAILABLE,
     SUCCESS,
     TOPIC_NAME_INVALID,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 
 OTHER_USER: Final = "this client id has a session of another user: choose another id"
+OTHER_SESSION: Final = "a client with this id is connected here: try again later"
 
 
 class Handshake:
@@ -90,19 +92,26 @@ class Handshake:
     def _check_claim(
         self, connection: Connection, packet: Connect, client_id: str, user: str
     ) -> tuple[int, str]:
-        """Check a claim of another cell to a client id of this one."""
+        """Check a CONNECT of another cell: a claim to a client id of this one, or a session proxy.
+
+        A session proxy has no claim. If it finds a client here, one of the two sessions has lost
+        the client id and soon learns it; until then the proxy has to call again.
+        """
         claims = [value for name, value in packet.properties.user if name == CLIENT_CLAIM]
+        existing = self._broker.registry.sessions.get(client_id)
         if not claims:
+            if existing is not None and existing.connection is not None and not existing.is_proxy:
+                return SERVER_BUSY, OTHER_SESSION
             return SUCCESS, ""
         words = claims[0].split()
         connection.claim_token = words[0] if words else ""
-        existing = self._broker.registry.sessions.get(client_id)
         if existing is None:
             return SUCCESS, ""
         if existing.user is not None and existing.user != user and "named" in words:
             return CLIENT_IDENTIFIER_NOT_VALID, OTHER_USER
         holder = existing.connection
-        if "again" in words and holder is not None and holder.claim_token != connection.claim_token:
+        # Without a holder it is a stored session of the client, and newer than the claim.
+        if "again" in words and (holder is None or holder.claim_token != connection.claim_token):
             return CLIENT_IDENTIFIER_NOT_VALID, TAKEN_OVER
         return SUCCESS, ""
 
@@ -128,7 +137,11 @@ class Handshake:
             return
         limits = self._broker.limits
         keep_alive = packet.keep_alive
-        if limits.max_keep_alive and not 0 < keep_alive <= limits.max_keep_alive:
+        if (
+            limits.max_keep_alive
+            and not 0 < keep_alive <= limits.max_keep_alive
+            and not connection.is_from_cluster  # the link notices a silent node
+        ):
             keep_alive = limits.max_keep_alive if packet.version == V5 else keep_alive
         if packet.version == V5:
             requested_expiry = requested.session_expiry or 0
@@ -268,7 +281,8 @@ class Handshake:
             and is_named
         ):
             return CLIENT_IDENTIFIER_NOT_VALID, OTHER_USER
-        if existing is None or existing.connection is None:  # a takeover adds no connection
+        # A takeover adds no connection, unless the earlier one is on another node.
+        if existing is None or existing.connection is None or existing.is_proxy:
             fault = self._broker.connection_limits.user_limit_error(auth_result.user)
             if fault:
                 return QUOTA_EXCEEDED, fault

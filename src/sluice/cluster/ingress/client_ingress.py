@@ -1,7 +1,7 @@
 """Entry point of clients: reads CONNECT to choose the cell of the session, then passes the socket.
 
-A session that outlives its connection is in the cell of its client id. One that ends with its
-connection may be in any cell, so it is in one of this node; the cell claims the client id. A cell
+A session that outlives its connection, or has a will, is in the cell of its client id. Any other
+may be in any cell, so it is in one of this node; the cell claims the client id. A cell
 of this node gets the socket itself and serves the client as a single broker does. For a cell of
 another node, the ingress forwards the bytes, including CONNECT, over a stream, in both directions
 and at the speed of the slower end.
@@ -173,9 +173,16 @@ class ClientIngress:
 
 
 def _ends_with_connection(packet: Packet | None) -> bool:
-    """Return whether a CONNECT opens a session that nothing of is left after its connection."""
+    """Return whether a CONNECT opens a session that nothing of is left after its connection.
+
+    A will is left. In the cell of the client id it survives the node that the client is connected
+    to, unless this is the same node.
+    """
     return (
-        isinstance(packet, Connect) and packet.clean_start and not packet.properties.session_expiry
+        isinstance(packet, Connect)
+        and packet.clean_start
+        and not packet.properties.session_expiry
+        and packet.will is None
     )
 
 

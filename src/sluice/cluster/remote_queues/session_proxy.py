@@ -405,7 +405,8 @@ class MqttSessionProxy(Port):
                 # The client was refused meanwhile.
                 self._send_packet(Unsubscribe(self._next_packet_id(), [pending.topic_filter]))
         elif isinstance(packet, Connack):
-            self._redial_seconds = MIN_REDIAL_SECONDS
+            if packet.reason < 0x80:
+                self._redial_seconds = MIN_REDIAL_SECONDS
             if self._claim and packet.reason == CLIENT_IDENTIFIER_NOT_VALID:
                 self._proxies.on_claim_lost()
             elif packet.reason >= 0x80:
