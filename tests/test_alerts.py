@@ -146,7 +146,7 @@ async def test_webhook_that_never_works_is_given_up_and_logged(
             sender.send(alert(broken(served.url)))
             await gave_up.wait()
         assert [record.message for record in caplog.records] == [
-            "message died",
+            "message dead-lettered",
             "alert not delivered",
         ]
 
@@ -176,7 +176,7 @@ async def test_dead_letter_without_webhook_is_only_logged(
     sender: AlertSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender.send(alert(""))
-    assert [record.message for record in caplog.records] == ["message died"]
+    assert [record.message for record in caplog.records] == ["message dead-lettered"]
 
 
 async def test_server_posts_to_the_webhook_and_delivers_while_it_hangs(

@@ -198,7 +198,7 @@ class AlertSender:
 
     def send(self, alert: Alert) -> None:
         log.warning(
-            "message died",
+            "message dead-lettered",
             extra={
                 "queue": alert.queue,
                 "message_id": alert.message_id,

@@ -369,7 +369,7 @@ class QueueFull(QueueError):
         remedy += ", raise limits.max_queue_depth, or set limits.overflow"
         if batch:
             super().__init__(
-                f"queue {name!r} has room for {room} {noun}{'' if room == 1 else 's'}, "
+                f"queue {name!r} has space for {room} {noun}{'' if room == 1 else 's'}, "
                 f"and the batch has {batch}",
                 f"Send smaller batches. {remedy}",
             )
@@ -388,7 +388,7 @@ class PartitionFull(QueueFull):
         if batch:
             QueueError.__init__(
                 self,
-                f"partition {number} of queue {name!r} has room for {room} "
+                f"partition {number} of queue {name!r} has space for {room} "
                 f"message{'' if room == 1 else 's'}, because its stream may hold {length}, "
                 f"and the batch has {batch}",
                 f"Send smaller batches. {remedy}",
@@ -449,7 +449,7 @@ class TooManyOwners(QueueFull):
     def __init__(self, owners: int) -> None:
         QueueError.__init__(
             self,
-            f"{owners} clients have an exclusive queue, and there is no room for more",
+            f"{owners} clients have an exclusive queue, and there is no space for more",
             "Lower ecq.retention, so that empty exclusive queues are deleted sooner",
         )
 
@@ -518,8 +518,8 @@ class UnknownGroup(QueueError):
 class StaleDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(
-            f"delivery {message_id!r} has passed to another consumer",
-            "Its deadline had passed: work faster, extend it in time, or raise "
+            f"delivery {message_id!r} is no longer leased to this client",
+            "If its deadline had passed: work faster, extend it in time, or raise "
             "performance.delivery_timeout",
         )
 

@@ -211,7 +211,7 @@ async def test_libraries_do_not_log_the_webhook_address(
         await asyncio.gather(*sender._tasks)
         assert not web.requests.empty()
         await sender.close()
-    assert "message died" in [one.getMessage() for one in caplog.records]
+    assert "message dead-lettered" in [one.getMessage() for one in caplog.records]
     assert secrets_in(caplog) == []
 
 

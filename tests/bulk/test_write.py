@@ -241,7 +241,7 @@ async def test_batch_that_does_not_fit_is_refused_with_the_free_capacity(
     )
     path, body = f"/bulk/stages/large-{harness.queue}/0/commit", {"stages": [stage["stage"]]}
     reported = await harness.refused(409, "queue_full", "POST", path, json=body)
-    assert "has room for 2 messages, and the batch has 5" in reported["message"]
+    assert "has space for 2 messages, and the batch has 5" in reported["message"]
     assert "smaller batches" in reported["do"]
 
 
@@ -259,7 +259,7 @@ async def test_full_compacted_queue_accepts_known_keys_and_no_new_ones(
     stage = await harness.stage(table, 2, f"fill-{harness.queue}")
     path, body = f"/bulk/stages/fill-{harness.queue}/2/commit", {"stages": [stage["stage"]]}
     reported = await harness.refused(409, "queue_full", "POST", path, json=body)
-    assert "has room for 1 key, and the batch has 2" in reported["message"]
+    assert "has space for 1 key, and the batch has 2" in reported["message"]
 
 
 async def test_keys_of_arbitrary_bytes_map_to_their_partition(harness: BulkHarness) -> None:

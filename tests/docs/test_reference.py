@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sluice.broker.namespaces.queues import queue_topics
+from sluice.broker import queue_topics
 from sluice.client import Client
 from sluice.queues.flow import dead_letters
 from sluice.wire import reasons

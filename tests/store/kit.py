@@ -11,7 +11,7 @@ from typing import Any
 from librt.strings import BytesWriter
 
 from sluice.store.embedded import EmbeddedStore, FileSystem
-from sluice.store.embedded.direct_writes import EVIDENCE, DirectWrites
+from sluice.store.embedded.direct_writes import SAMPLES_NEEDED, DirectWrites
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import (
     HEADER_BYTES,
@@ -139,7 +139,7 @@ def body_of(data: bytes | None) -> bytes | None:
 def make_always_direct() -> DirectWrites:
     """Return a policy under which the loop writes every frame that needs nothing else."""
     policy = DirectWrites(math.inf, math.inf)
-    for _ in range(EVIDENCE):
+    for _ in range(SAMPLES_NEEDED):
         policy.record_in_thread(1, 0.0, 0.0)
     return policy
 

@@ -17,7 +17,7 @@ class BackpressureListener(CommitListener):
         self._router: Router = router
 
     def on_frame_closed(self) -> None:
-        """Read again from connections that were throttled because the frame was too large."""
+        """Read again from connections that were throttled because the open frame was too large."""
         self._router.release_backpressure()
 
 

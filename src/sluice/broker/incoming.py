@@ -19,6 +19,7 @@ from sluice.wire.reasons import (
     RETAIN_NOT_SUPPORTED,
     TOPIC_NAME_INVALID,
 )
+from sluice.wire.topics import DOLLAR
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
@@ -74,7 +75,7 @@ class IncomingPublishes:
         if grant is not None and not grant.may_publish(packet):
             self._refuse(packet, grant, session, connection)
             return
-        if packet.topic[0] == 0x24:
+        if packet.topic[0] == DOLLAR:
             self._namespaces.publish(packet, session, connection)
         else:
             self._plain.publish_plain(packet, session, connection)

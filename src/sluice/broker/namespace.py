@@ -16,7 +16,7 @@ from sluice.broker.ports import ConnectionPort
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import SUCCESS, TOPIC_NAME_INVALID
-from sluice.wire.topics import starts_with
+from sluice.wire.topics import DOLLAR, starts_with
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
@@ -28,7 +28,7 @@ class NamespaceHandler:
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Process a PUBLISH, and acknowledge or refuse it."""
-        session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, "nothing serves this topic")
+        session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, "no handler for this topic")
 
     def finish_batch(self) -> None:
         """Apply publishes that were batched; called before a publish to another namespace."""
@@ -152,7 +152,7 @@ class Namespaces:
 
     def find(self, topic: bytes) -> NamespaceHandler:
         """Return the handler of a topic or a filter."""
-        if len(topic) > 1 and topic[0] == 0x24:
+        if len(topic) > 1 and topic[0] == DOLLAR:
             row = self._rows[topic[1]]
             while row is not None:
                 if starts_with(topic, row.prefix):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 QUEUE_PREFIX: Final = b"$queue/"
 EXPLICIT_SUFFIX: Final = b"/$explicit"  # after a group
 MAX_IDS: Final = 1000  # message ids in one packet
+_USER_PROPERTY: Final = 0x26
 
 PUBLISH: Final = 0
 GROUP: Final = 1
@@ -142,7 +143,7 @@ def read_publish_options(raw: bytes, options: PublishOptions) -> None:
     while at < end:
         identifier: i64 = raw[at]
         at += 1
-        if identifier == 0x26:
+        if identifier == _USER_PROPERTY:
             size: i64 = (i64(raw[at]) << 8) | i64(raw[at + 1])
             start: i64 = at + 2
             at = start + size

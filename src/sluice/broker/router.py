@@ -29,7 +29,7 @@ from sluice.broker.sessions.subscriptions import (
 from sluice.broker.turn import Turn
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
-from sluice.wire.topics import SHARE_PREFIX, has_wildcard
+from sluice.wire.topics import DOLLAR, SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.inflight import Delivery
@@ -76,7 +76,7 @@ class Router:
         self.is_out_of_space: bool = False  # the store is out of space
         self.is_out_of_memory: bool = False  # out of memory, not disk; `is_out_of_space` is set too
         self.refused_out_of_memory: int = 0
-        # Not read until the store has caught up with their publishes.
+        # Not read until the open frame, which their publishes made too large, is submitted.
         self.throttled_connections: list[ConnectionPort] = []
         self.cluster: ClusterPort = ClusterPort()
         self.namespaces: Namespaces = Namespaces()
@@ -121,7 +121,7 @@ class Router:
                     stored_deliveries = []
                 stored_deliveries.append(delivery)
         # In a cluster, one member of all cells is chosen elsewhere.
-        if route.shares and (not self.cluster.has_other_cells or message.topic[0] == 0x24):
+        if route.shares and (not self.cluster.has_other_cells or message.topic[0] == DOLLAR):
             for share in route.shares:
                 if self.deliver_to_share(message, share, None):
                     recipient_count += 1
@@ -162,7 +162,7 @@ class Router:
                 if delivery is not None:
                     stored_deliveries.append(delivery)
         # Else one member of all cells is chosen.
-        if not self.cluster.has_other_cells or message.topic[0] == 0x24:
+        if not self.cluster.has_other_cells or message.topic[0] == DOLLAR:
             for share in route.shares:
                 if self.deliver_to_share_after_commit(message, share):
                     recipient_count += 1
@@ -370,7 +370,7 @@ class Router:
         return False
 
     def is_store_saturated(self) -> bool:
-        """Return whether the store accepts nothing and the limit of uncommitted bytes is hit."""
+        """Return whether the store accepts nothing and the open frame is too large."""
         return self.unavailable_reason != "" and self.session_store.is_saturated()
 
     def set_unavailable(self, reason: str) -> None:
@@ -383,12 +383,12 @@ class Router:
             self.release_backpressure()
 
     def apply_backpressure(self, connection: ConnectionPort) -> None:
-        """Pause the publisher if too many bytes wait for a commit."""
+        """Stop reading from the publisher if the open frame is too large (`is_saturated`)."""
         if self.session_store.is_saturated() and connection.throttle():
             self.throttled_connections.append(connection)
 
     def release_backpressure(self) -> None:
-        """Resume reading from paused publishers after the store has caught up."""
+        """Read from the paused publishers again: the large frame was submitted."""
         if self.throttled_connections:
             throttled = self.throttled_connections
             self.throttled_connections = []

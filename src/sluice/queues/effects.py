@@ -36,7 +36,7 @@ class BodyRead:
 
 
 class Alert:
-    """A dead letter of a queue that has an alert configured."""
+    """A dead letter to report. One of reason `overflow` is reported only to an `alert_webhook`."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ The engine is deterministic and does no I/O. It knows no socket, no file and no 
 closed frames to the store and report their commit, carry out effects, and call `tick` when a timer
 is due.
 
-    publish ─▶ frame_builder ─▶ take_frame … store … on_frame_committed ─▶ PUBACKs, and
-               dispatch ─▶ Consumer.deliver
+    publish ─▶ frame_builder ─▶ take_frame … store … on_frame_committed ─▶ notifications
+               of publishers, and dispatch ─▶ Consumer.deliver
     settle  ─▶ cursor ─▶ frame_builder (a note); dispatch to the consumer at the end of the turn
     fail    ─▶ a retry (a note, and an entry in the timer heap), or dead_letters
 

@@ -46,7 +46,7 @@ def read_varint(data: bytes, at: i64, end: i64) -> i64:
                 raise MalformedPacket("a variable byte integer is not in its shortest form")
             return value
         shift += 7
-    raise MalformedPacket("a variable byte integer runs past its fourth byte")
+    raise MalformedPacket("a variable byte integer is longer than four bytes")
 
 
 def varint_size(value: i64) -> i64:

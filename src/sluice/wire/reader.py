@@ -90,7 +90,7 @@ class PacketReader:
                 return True
             shift += 7
             if shift == 28:
-                raise MalformedPacket("the remaining length runs past its fourth byte")
+                raise MalformedPacket("the remaining length is longer than four bytes")
         self.data = b""
         self.end = 0
         if at < size:

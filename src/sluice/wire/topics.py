@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from sluice.errors import InvalidTopic, MalformedPacket, ProtocolViolation
 
+DOLLAR: Final = 0x24  # "$", the first byte of a topic that is not plain
 SHARE_PREFIX: Final = b"$share/"
 SHARE_FORM: Final = (
     "a shared subscription is written $share/<name>/<filter>, the name without / + #"

@@ -172,7 +172,7 @@ async def test_late_settlement_is_refused_and_reported(
         await sluice_broker.advance(seconds=36)
         job = await other.take(30)
         assert job is not None and job.attempt == 2
-        with pytest.raises(PublishRefused, match="has passed to another consumer"):
+        with pytest.raises(PublishRefused, match="is no longer leased to this client"):
             await late.nack(confirm=True)
         late.settled = False
         with caplog.at_level(logging.WARNING, "sluice.client"):

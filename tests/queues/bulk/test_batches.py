@@ -248,7 +248,7 @@ def test_only_new_keys_need_capacity(
     if not new:
         check_capacity(engine, pairs(*batch))
         return
-    with pytest.raises(QueueFull, match=rf"has room for 0 keys, and the batch has {new}\."):
+    with pytest.raises(QueueFull, match=rf"has space for 0 keys, and the batch has {new}\."):
         check_capacity(engine, pairs(*batch))
     engine.queue().rules.max_depth += new
     check_capacity(engine, pairs(*batch))
@@ -271,7 +271,7 @@ def test_tombstone_occupies_capacity_until_every_group_has_settled_it(
 def test_batch_with_more_keys_than_capacity_evicts_no_other_key(make_engine: MakeEngine) -> None:
     engine = make_full(make_engine, DROP_OLDEST)
     check_capacity(engine, pairs("e1", "f1", "e2", "g1", "h1", "h2"))
-    with pytest.raises(QueueFull, match="room for 4 keys, and the batch has 5"):
+    with pytest.raises(QueueFull, match="space for 4 keys, and the batch has 5"):
         check_capacity(engine, pairs("e1", "f1", "g1", "h1", "i1"))
 
 
@@ -285,7 +285,7 @@ def test_batch_is_refused_by_partitions_that_would_become_too_long(make_engine: 
         engine.publish(b"old", key=b"k")
     check_capacity(engine, rows(2, b"k"))
     with pytest.raises(
-        PartitionFull, match=r"room for 2 messages, because .* may hold 5, and the batch has 3"
+        PartitionFull, match=r"space for 2 messages, because .* may hold 5, and the batch has 3"
     ):
         check_capacity(engine, rows(3, b"k"))
     check_capacity(engine, rows(4))
@@ -304,7 +304,7 @@ def test_retained_settled_messages_make_room_for_a_batch(make_engine: MakeEngine
     check_capacity(engine, rows(4))
     append_all(engine, rows(4))
     assert engine.queue().partitions[0].live_count == 5
-    with pytest.raises(PartitionFull, match="room for 0"):
+    with pytest.raises(PartitionFull, match="space for 0"):
         check_capacity(engine, rows(1))
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from sluice.store.embedded import FileSystem
 from sluice.store.embedded.direct_writes import (
-    EVIDENCE,
     FAST_SECONDS,
     MAX_DIRECT_BYTES,
     PAUSE_FACTOR,
+    SAMPLES_NEEDED,
     SLOW_SECONDS,
     DirectWrites,
 )
@@ -23,7 +23,7 @@ SMALL = 1000
 
 
 def prove_fast(policy: DirectWrites, now: float) -> None:
-    for _ in range(EVIDENCE):
+    for _ in range(SAMPLES_NEEDED):
         policy.record_in_thread(SMALL, FAST_SECONDS / 2, now)
 
 
@@ -33,7 +33,7 @@ def prove_fast(policy: DirectWrites, now: float) -> None:
 def test_loop_writes_only_after_fast_syncs_in_the_thread() -> None:
     policy = DirectWrites()
     assert not policy.allows(SMALL)
-    for _ in range(EVIDENCE - 1):
+    for _ in range(SAMPLES_NEEDED - 1):
         policy.record_in_thread(SMALL, FAST_SECONDS / 2, 1.0)
     assert not policy.allows(SMALL)
     policy.record_in_thread(SMALL, 1.0, 1.0)  # includes a long wait for the GIL
@@ -42,7 +42,7 @@ def test_loop_writes_only_after_fast_syncs_in_the_thread() -> None:
 
 def test_loop_never_writes_to_a_slow_disk() -> None:
     policy = DirectWrites()
-    for nth in range(EVIDENCE * 10):
+    for nth in range(SAMPLES_NEEDED * 10):
         policy.record_in_thread(SMALL, FAST_SECONDS * 3, float(nth))
         assert not policy.allows(SMALL)
 

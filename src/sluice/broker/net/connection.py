@@ -326,7 +326,7 @@ class Connection(ConnectionPort):
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
                 incoming.receive(packet, session, self)
-            elif head == 0x40:
+            elif head == PUBACK << 4:
                 if end - body == 2:
                     session.outbound.on_puback(read_u16(data, body, end), 0)
                 else:
@@ -416,7 +416,9 @@ class Connection(ConnectionPort):
         alias = int(packet.topic_alias)
         if packet.topic_alias > self.broker.limits.topic_alias_maximum:
             raise ProtocolViolation(
-                f"topic alias {alias} is beyond what was agreed", reason=TOPIC_ALIAS_INVALID
+                f"topic alias {alias} exceeds the topic alias maximum of "
+                f"{self.broker.limits.topic_alias_maximum}",
+                reason=TOPIC_ALIAS_INVALID,
             )
         aliases = self._aliases_in
         if aliases is None:
@@ -426,9 +428,7 @@ class Connection(ConnectionPort):
             return
         topic = aliases.get(alias)
         if topic is None:
-            raise ProtocolViolation(
-                f"topic alias {alias} was never given a topic", reason=PROTOCOL_ERROR
-            )
+            raise ProtocolViolation(f"topic alias {alias} is undefined", reason=PROTOCOL_ERROR)
         packet.topic = topic
 
     # ---- output
@@ -467,7 +467,7 @@ class Connection(ConnectionPort):
     def send_puback(self, packet_id: i64) -> None:
         """Send a PUBACK without reason; its bytes are the same in 3.1.1 and 5.0."""
         out = self.get_output()
-        out.append(0x40)
+        out.append(PUBACK << 4)
         out.append(2)
         write_u16(out, packet_id)
         self.broker.counters.packets_sent += 1

@@ -54,7 +54,7 @@ class InboundQos(Publisher):
         self._pending_subacks.clear()
 
     def make_tag(self, packet: Publish) -> i64:
-        """Return the tag that the store hands back after the commit: packet id, QoS and connection.
+        """Return the tag that the engine passes to `on_committed`: packet id, QoS and connection.
 
         A QoS 1 publish is acknowledged on its own connection only. A client that reconnects resends
         it, and by then the packet id may belong to another message.

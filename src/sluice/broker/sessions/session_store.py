@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Key in a session record: filters whose retained messages are not all queued.
 PENDING_RETAINED_KEY: Final = "owed_retained"
-# Uncommitted bytes above which publishers are paused.
+# Size of the open frame above which publishers are paused.
 MAX_UNCOMMITTED_BYTES: Final = 8_388_608
 
 
@@ -49,7 +49,7 @@ class VolatileSessionStore(DeliveryRecords):
         return 0
 
     def is_saturated(self) -> bool:
-        """Return whether too many bytes wait for a commit."""
+        """Return whether the open frame has more than `MAX_UNCOMMITTED_BYTES`."""
         return False
 
     def store_retained(self, message: Publish) -> None:

@@ -384,7 +384,7 @@ class MqttSessionProxy(Port):
                 packet = decode_publish(data, head & 15, body, end, V5, self._last_topic)
                 self._last_topic = packet.topic
                 self._deliver(packet)
-            elif head == 0x40 and end - body == 2:
+            elif head == PUBACK << 4 and end - body == 2:
                 self._on_ack(int(read_u16(data, body, end)), 0, None)
             else:
                 self._handle_packet(decode(data, head, body, end, V5))

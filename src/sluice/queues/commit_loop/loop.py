@@ -6,7 +6,7 @@ commit loop owns the engine's clock, its wake-ups and its reads; `housekeeping` 
 compacts segments. It knows nothing about sockets or MQTT.
 
     Turn.flush ─▶ end_turn ─▶ Engine.end_turn (dispatch), reads, submit_frame ─▶ Store.commit …
-    … _on_committed ─▶ Engine.on_frame_committed (PUBACKs, dispatch) ─▶ end_turn ─▶ on_flush
+    … _on_committed ─▶ Engine.on_frame_committed (publishers, dispatch) ─▶ end_turn ─▶ on_flush
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class DeliveryControl:
         return was_closed
 
     def on_ended_otherwise(self, lease: Lease) -> None:
-        """Report a delivery that was released or rejected, or whose consumer went away."""
+        """Report a delivery that was released or rejected, or whose consumer left the group."""
         group = lease.cursor.group
         group.admission.breaker.on_probe_lost(lease)
         self._schedule.update_admission(group)

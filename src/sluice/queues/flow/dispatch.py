@@ -191,7 +191,8 @@ class Dispatch:
         group = cursor.group
         queue = group.queue
         now = self._state.now
-        # If every lease is in flight, the chosen message has none.
+        # The cursor has a lease for each message in flight and for each that failed. If all of them
+        # are in flight, the chosen message has none: no lookup.
         lease = cursor.leases.get(int(seq)) if len(cursor.leases) > cursor.in_flight else None
         if lease is None:
             lease = cursor.add_lease(seq, now)
@@ -401,7 +402,7 @@ class Dispatch:
         for cursor in group.cursors:
             if cursor.in_flight and not self.is_closing:
                 for lease in [held for held in cursor.leases.values() if held.consumer is consumer]:
-                    lease.description = "its consumer went away"
+                    lease.description = "the consumer left the group"
                     self._settlement.fail_delivery(lease, 0.0, False)
         self._schedule.rebalance(group)
 

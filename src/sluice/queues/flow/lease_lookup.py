@@ -1,4 +1,6 @@
-"""Lease lookup: which delivery a client wants to settle, and whether it may.
+"""Lease lookup: which delivery a client wants to settle, and whether token or holder match.
+
+Group membership and access rules are checked before (`settlement_topics` of the broker).
 
 A delivery of this run has a lease, and its token is compared with that of the lease. For deliveries
 of a previous run (before a restart, or before a change of owner) no record says which messages were

@@ -66,6 +66,7 @@ _NO_FIFOS: Final[dict[object, SeqFifo]] = {}
 _NO_HEAPS: Final[dict[object, list[int]]] = {}
 _NO_GATED: Final[dict[int, list[int]]] = {}
 _NO_RANKS: Final[list[int]] = []
+_NO_ACKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
 _NO_BODIES: Final[dict[object, Message]] = {}
 _NO_HELPERS: Final[list[Consumer]] = []
@@ -128,14 +129,14 @@ class Cursor(NoteSource):
         # Below this sequence, unscanned messages may already be leased.
         self._recheck_below: i64 = 0
         # Settled since the last frame: acknowledged, and by outcome if any other was recorded.
-        self._unlogged_acks: list[int] = _NO_RANKS
+        self._unlogged_acks: list[int] = _NO_ACKS
         self._unlogged_others: list[list[int]] = _NO_UNLOGGED
         self._is_dirty: bool = False
 
     # ---- choosing
 
     def has_more(self) -> bool:
-        """Return whether `next_ready` is worth a call."""
+        """Return whether there may be a ready message: some are chosen, or not yet scanned."""
         return (
             len(self._ready) > 0
             or len(self._ready_shared) > 0
@@ -146,7 +147,7 @@ class Cursor(NoteSource):
         )
 
     def has_shared(self) -> bool:
-        """Return whether `next_ready_shared` is worth a call."""
+        """Return whether there may be a ready message that any consumer of the group may take."""
         if self._ready_shared:
             return True
         partition = self.partition
@@ -282,7 +283,7 @@ class Cursor(NoteSource):
             self.requeue(seq, priority, key_hash)
 
     def requeue(self, seq: i64, priority: i64, key_hash: i64) -> None:
-        """Make a chosen message ready again, which was not leased or failed. It stays active."""
+        """Put a chosen message back: it was not leased, or its retry is due. It stays active."""
         self._push_ready(seq, key_hash, _rank(seq, priority))
 
     def _push_ready(self, seq: i64, key_hash: i64, rank: int) -> None:
@@ -471,7 +472,7 @@ class Cursor(NoteSource):
             self._is_dirty = True
             frame_builder.add_settlements(self)
         if outcome == ACKED:
-            if self._unlogged_acks is _NO_RANKS:
+            if self._unlogged_acks is _NO_ACKS:
                 self._unlogged_acks = []
             self._unlogged_acks.append(int(seq))
         else:

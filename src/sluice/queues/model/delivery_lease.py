@@ -51,7 +51,7 @@ READ_BODY: Final = 0x10 | DEAD_LETTERING
 EVENT_MEANINGS: Final = {
     DISPATCH: "chosen, and a consumer has capacity",
     RECLAIM: "settled by the client that a previous run delivered it to",
-    FAIL: "nack, deadline, or its consumer went away",
+    FAIL: "nack, deadline, or the consumer left the group",
     REJECT: "rejected, or failed for the last time: becomes a dead letter",
     TIME_OUT: "chosen after `total_timeout`: becomes a dead letter",
     RECOVER: "read from the log: it failed before the restart",

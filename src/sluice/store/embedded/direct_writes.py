@@ -19,12 +19,16 @@ MAX_DIRECT_BYTES: Final = 512 << 10  # larger frames take the loop too long, eve
 FAST_SECONDS: Final = 0.0005  # on average, a sync up to this costs little more than a hand-over
 SLOW_SECONDS: Final = 0.002  # a single one ends direct writes
 SECONDS_PER_BYTE: Final = 1.0e-9  # for the copy of a frame: larger frames are not slower syncs
-EVIDENCE: Final = 8  # syncs in the thread, the best of which proves that the disk is fast
+SAMPLES_NEEDED: Final = 8  # syncs in the thread, the best of which proves that the disk is fast
 PAUSE_FACTOR: Final = 20.0  # of the duration of a slow sync
 
 
 class DirectWrites:
-    """What recent syncs tell about the disk. The thread that wrote records; never both at once."""
+    """What recent syncs tell about the disk.
+
+    The thread that wrote a frame records its sync: the loop's or the writer thread, never both at
+    once.
+    """
 
     def __init__(
         self, fast_seconds: float = FAST_SECONDS, slow_seconds: float = SLOW_SECONDS
@@ -33,7 +37,7 @@ class DirectWrites:
         self._slow_seconds = slow_seconds
         self._is_fast = False
         self._average_seconds = 0.0
-        self._evidence_count: i64 = 0
+        self._sample_count: i64 = 0
         self._best_seconds = 0.0
         self._paused_until = 0.0
 
@@ -57,10 +61,10 @@ class DirectWrites:
         if self._is_fast or now < self._paused_until:
             return
         adjusted = seconds - float(size) * SECONDS_PER_BYTE
-        if self._evidence_count == 0 or adjusted < self._best_seconds:
+        if self._sample_count == 0 or adjusted < self._best_seconds:
             self._best_seconds = adjusted
-        self._evidence_count += 1
-        if self._evidence_count == EVIDENCE:
-            self._evidence_count = 0
+        self._sample_count += 1
+        if self._sample_count == SAMPLES_NEEDED:
+            self._sample_count = 0
             self._average_seconds = self._best_seconds
             self._is_fast = self._best_seconds <= self._fast_seconds

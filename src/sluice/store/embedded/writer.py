@@ -6,10 +6,10 @@ after a failed write or sync the content of the disk is unknown (the kernel may 
 dirty pages and forgotten the error). So nothing is retried, nothing more is acknowledged, and the
 next start recovers.
 
-While the disk is fast (`direct_writes`), the loop writes frames itself, in a callback of its own:
-the output of the turn leaves before. It does so only if the thread has finished every job, and the
-file lock excludes the delayed sync of the thread. If something else is due with a commit (a new
-segment, zeros, the timer of a delayed sync, a look at the free space), the thread gets that commit.
+While the disk is fast (`direct_writes`), the loop writes frames itself, in a callback of its own,
+after the output of the turn. It does so only if the thread has finished every job, and the file
+lock excludes the delayed sync of the thread. If something else is due with a commit (a new segment,
+zeros, the timer of a delayed sync, a look at the free space), the thread gets that commit.
 
 A commit acquires the GIL twice, and a busy loop rarely releases it. With Python's switch interval
 of 5 ms and a busy loop, the slowest 1 % of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20

@@ -170,7 +170,7 @@ def test_late_settlement_is_not_counted_as_a_wrong_token(harness: QueueHarness) 
     sessions = harness.broker.registry.sessions
     first = harness.connect("worker-1")
     reason, why = settle(first, "nack", message, delivery_token=token_of(message))
-    assert (reason, "another consumer" in why) == (0x83, True)
+    assert (reason, "no longer leased" in why) == (0x83, True)
     assert (harness.counters.wrong_tokens, sessions["worker-1"].wrong_tokens) == (0, 0)
     assert payloads(take(second)) == [b"x"]
 
@@ -187,7 +187,7 @@ def test_late_settlement_with_another_clients_token_is_not_counted_as_a_wrong_to
     (again,) = take(second)
     for verb in VERBS:
         reason, why = settle(delegate, verb, message, **options)
-        assert (reason, "another consumer" in why) == (0x83, True)
+        assert (reason, "no longer leased" in why) == (0x83, True)
     assert (harness.counters.wrong_tokens, harness.depth("jobs")) == (0, 1)
     assert not [event for event, _ in harness.log if event == "wrong delivery token"]
     current = token_of(again)

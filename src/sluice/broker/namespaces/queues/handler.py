@@ -102,7 +102,7 @@ class QueueHandler(NamespaceHandler):
                 text = (
                     parsed.argument.decode()
                     if verb == INVALID
-                    else "a group is subscribed to, not published to"
+                    else "publish to $queue/<queue>; a group topic is only for SUBSCRIBE"
                 )
                 session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, text)
                 return
@@ -110,8 +110,8 @@ class QueueHandler(NamespaceHandler):
             if not is_settlement or session.version == V5:
                 session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             elif packet.qos > 0:
-                # MQTT 3.1.1 cannot report "too late", and a late settlement does not justify ending
-                # the connection.
+                # MQTT 3.1.1 cannot report that a settlement failed, which is no reason to end the
+                # connection.
                 self._ack_after_commit(session, packet)
 
     def _parse_topic(self, topic: bytes) -> QueueTopic:

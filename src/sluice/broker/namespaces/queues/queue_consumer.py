@@ -25,6 +25,8 @@ from sluice.wire.primitives import varint_size, write_binary, write_u16, write_v
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
+_PUBLISH_QOS1: Final = 0x32  # first byte of a PUBLISH at QoS 1
+_USER_PROPERTY: Final = 0x26
 _SEQUENCE: Final = b"\x26\x00\x08sequence"
 _ATTEMPT: Final = b"\x26\x00\x07attempt"
 _TOKEN: Final = b"\x26\x00\x0edelivery-token"
@@ -39,7 +41,7 @@ CACHED_SECONDS: Final = 64  # a power of two
 
 def encode_user_property(name: bytes, value: bytes) -> bytes:
     out = BytesWriter()
-    out.append(0x26)
+    out.append(_USER_PROPERTY)
     write_binary(out, name)
     write_binary(out, value)
     return out.getvalue()
@@ -216,7 +218,7 @@ class QueueConsumer(Consumer):
             self._engine.nack(lease, -1.0, f"the consumer's PUBACK has reason 0x{reason:02x}")
 
     def on_too_large(self, lease: Lease) -> None:
-        """Nack a delivery that exceeds the consumer's packet size; a retry would fail again."""
+        """Nack a delivery that exceeds the client's packet size: another consumer may accept it."""
         self._begin_command()
         self._engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
 
@@ -256,7 +258,7 @@ class QueueConsumer(Consumer):
             encoded_topic = BytesWriter()
             write_binary(encoded_topic, self.topic)
             self._encoded_topic = encoded_topic.getvalue()
-        out.append(0x32)
+        out.append(_PUBLISH_QOS1)
         write_varint(
             out,
             len(self._encoded_topic)
@@ -447,5 +449,5 @@ def write_headers(out: BytesWriter, headers: bytes) -> None:
         start: i64 = at
         at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
         at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
-        out.append(0x26)
+        out.append(_USER_PROPERTY)
         out.write(headers[start:at])

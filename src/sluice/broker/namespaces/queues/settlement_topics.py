@@ -1,6 +1,8 @@
 """Settles deliveries: publishes to `$queue/<name>/$ack` and to the other verbs.
 
-This module decides who may settle; the engine decides about the delivery.
+This module decides which group a client settles for, and as what: a member, an operator or the
+holder of a token. `lease_lookup` compares token and holder with the lease; `settlement` ends the
+delivery.
 """
 
 from __future__ import annotations
