@@ -116,7 +116,7 @@ async def test_lag_is_exposed_in_the_metrics(harness: BulkHarness) -> None:
     lines = [
         line
         for line in page.splitlines()
-        if line.startswith("mqtt_queue_lag") and f'"{harness.queue}"' in line
+        if line.startswith("mqtt_queue_lag") and f'"$queue/{harness.queue}"' in line
     ]
     assert [line.rsplit(" ", 1)[1] for line in lines] in (["3.0"], ["3"])
 

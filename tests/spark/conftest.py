@@ -125,7 +125,7 @@ class SparkHarness:
     def lag(self, group: str, queue: str = "") -> float:
         """Return a metric as Prometheus sees it."""
         page = httpx.get(f"{self.url}/metrics", timeout=30).text
-        marks = (f'"{queue or self.queue}"', f'"{group}"')
+        marks = (f'"$queue/{queue or self.queue}"', f'"{group}"')
         [line] = [
             line
             for line in page.splitlines()

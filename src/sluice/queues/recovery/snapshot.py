@@ -43,7 +43,7 @@ from sluice.queues.model import (
     write_events,
 )
 
-VERSION: Final = 10
+VERSION: Final = 9
 # Since then, last values are unordered, and stored with the gaps of shared queues.
 UNORDERED_SINCE: Final = 5
 # Since then, retries have the token of the failed delivery.
@@ -56,7 +56,7 @@ TIMES_SINCE: Final = 8
 # Since then, queues have the counters of deleted groups and of refused publishes.
 COUNTERS_SINCE: Final = 9
 # Since then: pauses of queues and groups, and open breakers.
-ADMISSION_SINCE: Final = 10
+ADMISSION_SINCE: Final = 9
 # The oldest version that can be read: before compacted queues.
 OLDEST_VERSION: Final = 3
 
