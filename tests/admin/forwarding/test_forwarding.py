@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.admin.forwarding import rest_forwarding
 from sluice.admin.forwarding.rest_forwarding import RestForwarder
 from sluice.admin.rest.errors import Busy, RemoteRefusal, render_refusal
 from sluice.admin.rest.http_protocol import CONNECTION_KEY
@@ -331,6 +332,16 @@ async def test_client_whose_session_is_on_another_node_than_its_id_is_found(
     remote.responses["GET", near] = httpx.Response(200, stream=Body("found"))
     await forwarder.get(f"/clients/{near}")
     assert forwarder.sent[0]["status"] == 200 and b"begin" in forwarder.sent[1]["body"]
+
+
+async def test_client_is_found_while_the_cell_of_its_id_has_no_owner(
+    forwarder: ForwardingNode, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_forwarding, "OWNER_WAIT_SECONDS", 0.0)
+    far = next(one for one in map(str, range(100)) if forwarder.directory.cell_of_client(one) == 2)
+    forwarder.claims.clear()
+    await forwarder.get(f"/clients/{far}")
+    assert forwarder.sent[0]["status"] == 200  # of this node
 
 
 async def test_unknown_client_is_reported_after_all_nodes_were_asked(

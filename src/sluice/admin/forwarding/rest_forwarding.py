@@ -79,7 +79,7 @@ GATHERED_LISTS: Final = {
 }
 
 NOT_FOUND: Final = 404
-UNAVAILABLE: Final = 503  # of a node without the client's cell and without its session
+UNAVAILABLE: Final = 503  # no owner, or a node without the client's cell and its session
 
 
 class RestForwarder:
@@ -132,7 +132,7 @@ class RestForwarder:
     async def _forward_to_session(
         self, cell: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Ask the owner of the client's cell, and if it has no such session, all other nodes.
+        """Ask the owner of the client's cell, and if it knows no such session, all other nodes.
 
         A session that ends with its connection lives on the node of its client.
         """
@@ -141,7 +141,7 @@ class RestForwarder:
         await self._forward_to_owner(cell, scope, replay_body(body, receive), response.send)
         asked = self._directory.owner_of(cell)
         for node in self._directory.nodes().values():
-            if response.status != NOT_FOUND:
+            if response.status not in (NOT_FOUND, UNAVAILABLE):
                 break
             if asked is not None and node.id == asked.id:
                 continue
