@@ -472,10 +472,8 @@ class ValueTooLarge(MessageTooLarge):
 
 
 class InvalidPayload(QueueError):
-    def __init__(self, name: str, error: str) -> None:
-        super().__init__(
-            f"the payload does not fit the schema of queue {name!r}: {error}", "Fix the payload"
-        )
+    def __init__(self, name: str, error: str, remedy: str = "Fix the payload") -> None:
+        super().__init__(f"the payload does not fit the schema of queue {name!r}: {error}", remedy)
 
 
 class InvalidQueueConfig(QueueError):

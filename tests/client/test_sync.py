@@ -17,14 +17,14 @@ from tests.support.broker_process import Broker
 # Names for internal use, or names that need an event loop.
 INNER = {
     library.Client: {"acknowledge", "attach_replier", "dispatcher", "forget_subscription"}
-    | {"submit", "withdraw"},
+    | {"requeue", "submit", "withdraw"},
     library.Consumer: {"end", "extend", "flush", "leave", "receive", "release_all", "reply"}
     | {"on_reconnected", "on_session_lost", "settle"}
     | {"first_waiting", "set_prefetch", "settler", "take_waiting"},
     library.Delivery: {"connection_number", "has_duplicate", "is_acked", "is_taken", "message"}
     | {"position"},
     library.Publisher: set(),
-    library.TopicConsumer: {"client"},
+    library.TopicConsumer: {"client", "receive_next"},
     Message: {"answer", "replier"},
 }
 

@@ -146,6 +146,7 @@ class Delivery(SyncWrapper[_Delivery]):
     enqueued_at = ForwardedAttribute[str]()
     key = ForwardedAttribute[str | None]()
     headers = ForwardedAttribute[dict[str, str]]()
+    user_properties = ForwardedAttribute[list[tuple[str, str]]]()
     properties = ForwardedAttribute[Properties]()
     text = ForwardedAttribute[str]()
     json = wrap_function(_Delivery.json)

@@ -38,6 +38,7 @@ from sluice.queues.flow import (
     KeyCompaction,
     LeaseLookup,
     Lifecycle,
+    PendingDeadLetters,
     Publishing,
     Removal,
     Retention,
@@ -153,6 +154,8 @@ class Engine:
             body_reads,
             self.codec,
         )
+
+        self._pending_dead_letters: PendingDeadLetters = PendingDeadLetters(state)
 
         # Operations on many messages.
         self.bulk_progress: BulkProgress = BulkProgress(state, self.removal)
@@ -274,6 +277,10 @@ class Engine:
         """Move a message to the dead-letter queue, in the same frame as its settlement here."""
         self.settlement.dead_letter(lease, reason, description, True)
 
+    def add_settlement_waiter(self, publisher: Publisher, tag: i64, leases: list[Lease]) -> None:
+        """Notify `publisher` of the commit after the dead letters of `leases` are written."""
+        self._pending_dead_letters.add_waiter(publisher, tag, leases)
+
     def ack_late(
         self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
     ) -> bool:
@@ -319,6 +326,7 @@ class Engine:
     def end_turn(self) -> Effects:
         """Dispatch to consumers that settled something; return what the caller has to do."""
         self._dispatch_scheduled()
+        self._pending_dead_letters.end_turn()
         return self.state.effects.take()
 
     def _dispatch_scheduled(self) -> None:

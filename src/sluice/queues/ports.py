@@ -15,6 +15,9 @@ from mypy_extensions import i64, mypyc_attr
 class Publisher:
     """Waits for the commit of the messages that it publishes."""
 
+    def on_written(self, tag: i64) -> None:
+        """Called when a deferred command is written: `tag` waits for the open frame from now on."""
+
     def on_committed(self, tag: i64) -> None:
         """Called when the message published under `tag` can no longer be lost."""
 

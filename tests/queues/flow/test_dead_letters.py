@@ -28,6 +28,19 @@ def test_rejected_message_is_dead_lettered_at_once(engine: EngineUnderTest) -> N
     }
 
 
+def test_log_names_the_dead_letter_queue_that_cannot_be_created(make_engine: MakeEngine) -> None:
+    engine = make_engine(dlq_name="not//a name")
+    worker = engine.worker()
+    engine.publish(b"poison", message_id=b"order-7")
+    worker.reject(worker.lease())
+    (warning,) = engine.warnings
+    assert warning.startswith(
+        "message dropped: dead-letter queue not//a name of queue tasks cannot be created: "
+    )
+    assert "levels" in warning and warning.endswith("(message order-7, reason rejected)")
+    assert engine.depth() == 0
+
+
 def test_dead_letter_has_its_message_and_history(make_engine: MakeEngine) -> None:
     engine = make_engine(partitions=3)
     engine.group("workers")
@@ -133,14 +146,6 @@ def test_without_either_a_warning_is_given_and_the_message_settled(make_engine: 
     assert any(
         "order-7" in warning and "no dead-letter queue" in warning for warning in engine.warnings
     )
-
-
-def test_impossible_dead_letter_queue_is_a_warning_only(make_engine: MakeEngine) -> None:
-    engine = make_engine(dlq_name="not/a//name")
-    worker = engine.worker()
-    engine.publish(b"poison")
-    worker.reject(worker.lease())
-    assert engine.depth() == 0 and len(engine.warnings) == 2
 
 
 def test_queue_observers_are_notified_of_a_new_dead_letter_queue(

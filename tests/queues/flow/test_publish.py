@@ -169,6 +169,22 @@ def test_full_queue_dead_letters_its_overflow_if_configured(make_engine: MakeEng
         engine.publish(b"and nowhere to go")
 
 
+def test_overflow_is_refused_if_its_dead_letter_queue_cannot_be_created(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_depth=1, overflow=DEAD_LETTER, dlq_name="not//a name")
+    engine.publish(b"fits")
+    with pytest.raises(QueueFull):
+        engine.publish(b"too much")
+    engine.run_until_idle()
+    (warning,) = engine.warnings
+    assert warning.startswith(
+        "message refused: dead-letter queue not//a name of queue tasks cannot be created: "
+    )
+    assert engine.engine.queues["tasks"].refused == 1
+    assert engine.engine.queues["tasks"].dead_by_reason == {}
+
+
 def test_higher_priorities_come_first_and_equal_ones_in_order(engine: EngineUnderTest) -> None:
     for payload, priority in (
         (b"a0", 0),

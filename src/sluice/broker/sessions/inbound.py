@@ -76,6 +76,17 @@ class InboundQos(Publisher):
                 reason=RECEIVE_MAXIMUM_EXCEEDED,
             )
 
+    def on_written(self, tag: i64) -> None:
+        """Record the receipt of a QoS 2 packet that `defer_receipt` has undone."""
+        packet_id = int(tag & 0xFFFF)
+        if (
+            (tag >> 16) & 15 == 2
+            and self._session.persistent_id
+            and self._unreleased is not None
+            and packet_id in self._unreleased
+        ):
+            self._record_received(packet_id, False)
+
     def on_committed(self, tag: i64) -> None:
         """Acknowledge a packet of this client after the store has committed it."""
         packet_id: i64 = tag & 0xFFFF
@@ -165,9 +176,9 @@ class InboundQos(Publisher):
             )
 
     def defer_receipt(self, packet: Publish) -> None:
-        """Undo the receipt of a QoS 2 packet that other cells are to store.
+        """Undo the receipt of a QoS 2 packet that is stored later, or by other cells.
 
-        The receipt is recorded after they have stored it. After a crash in between, the broker must
+        The receipt is recorded when the packet is stored. After a crash in between, the broker must
         not claim to the client that it has the message.
         """
         if packet.qos == 2 and self._session.persistent_id:

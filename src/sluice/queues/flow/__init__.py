@@ -29,6 +29,7 @@ from sluice.queues.flow.dispatch import Dispatch
 from sluice.queues.flow.key_compaction import KeyCompaction, check_message
 from sluice.queues.flow.lease_lookup import LeaseLookup
 from sluice.queues.flow.lifecycle import Lifecycle, write_gates
+from sluice.queues.flow.pending_dead_letters import PendingDeadLetters
 from sluice.queues.flow.publishing import Publishing, free_length
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
@@ -49,6 +50,7 @@ __all__ = [
     "KeyCompaction",
     "LeaseLookup",
     "Lifecycle",
+    "PendingDeadLetters",
     "Publishing",
     "Removal",
     "Retention",

@@ -110,19 +110,21 @@ class DeadLetters:
     def write_rejected(
         self, queue: Queue, message: Message, reason: str, description: str = ""
     ) -> bool:
-        """Write the dead letter of a refused message; return False if no queue can store it."""
-        if not queue.rules.dlq_enabled and not (
-            reason == UNACCEPTABLE and queue.rules.invalid_queue_name
-        ):
+        """Write the dead letter of a message that `queue` cannot store.
+
+        Return False if no other queue can store it either: its publisher must be refused.
+        """
+        if not _dlq_name(queue, reason):
+            return False
+        try:
+            dlq = self._get_or_create_dlq(queue, reason)
+        except QueueError as error:
+            self._state.warn(f"message refused: {_explain_missing_dlq(queue, reason, error)}")
             return False
         message.enqueued_at = int(self._state.now * 1000.0)
-        self._enqueue_dead_letter(
-            queue,
-            message,
-            "",
-            reason,
-            self._build_headers(queue, None, 0, message, reason, description),
-        )
+        headers = self._build_headers(queue, None, 0, message, reason, description)
+        self._count_dead(queue, headers["dead-reason"], None)
+        self._store_dead_letter(queue, dlq, message, "", reason, headers)
         return True
 
     def _add_history_header(
@@ -200,8 +202,24 @@ class DeadLetters:
         headers: dict[str, str],
         lease: Lease | None = None,
     ) -> None:
-        rules = queue.rules
+        """Count a message as dead, and store its dead letter if there is a queue for it."""
         dead_reason = headers["dead-reason"]
+        self._count_dead(queue, dead_reason, lease)
+        cause = f"queue {queue.name} has no dead-letter queue"
+        if _dlq_name(queue, reason):
+            try:
+                dlq = self._get_or_create_dlq(queue, reason)
+            except QueueError as error:
+                cause = _explain_missing_dlq(queue, reason, error)
+            else:
+                self._store_dead_letter(queue, dlq, message, group, reason, headers)
+                return
+        self._state.warn(
+            f"message dropped: {cause} "
+            f"(message {headers['original-message-id']}, reason {dead_reason})"
+        )
+
+    def _count_dead(self, queue: Queue, dead_reason: str, lease: Lease | None) -> None:
         queue.count_dead(dead_reason)
         note = NoteWriter(notes.DEAD_LETTERED)
         note.write_int(queue.qid)
@@ -211,42 +229,53 @@ class DeadLetters:
             note.write_int(1 if lease.died_of_nack else 0)
             note.write_int(1 if lease.attempt > 1 else 0)
         self._state.add_note(note, False)
-        dlq_name = ""
-        if reason == UNACCEPTABLE and rules.invalid_queue_name:
-            dlq_name = rules.invalid_queue_name
-        elif rules.dlq_enabled:
-            dlq_name = rules.dlq_name
-        dlq = self._get_or_create_dlq(dlq_name) if dlq_name else None
-        if dlq is None:
-            self._state.warn(
-                f"message dropped: queue {queue.name} has no dead-letter queue "
-                f"(message {headers['original-message-id']}, reason {dead_reason})"
-            )
-            return
+
+    def _store_dead_letter(
+        self,
+        queue: Queue,
+        dlq: Queue,
+        message: Message,
+        group: str,
+        reason: str,
+        headers: dict[str, str],
+    ) -> None:
         dead_letter = Message(message.payload, message.props, message.key)
         dead_letter.topic = message.topic
         dead_letter.headers = strip_dead_letter_headers(message.headers) + b"".join(
             encode_header(name, value) for name, value in headers.items() if value
         )
         self._compaction.enqueue(dlq, dead_letter)
-        if reason != "overflow" or rules.alert_webhook:
+        webhook = queue.rules.alert_webhook
+        if reason != "overflow" or webhook:
             name = headers["original-message-id"]
             self._state.effects.alerts.append(
-                Alert(rules.alert_webhook, queue.name, dlq_name, name, group, dead_reason, headers)
+                Alert(webhook, queue.name, dlq.name, name, group, headers["dead-reason"], headers)
             )
 
-    def _get_or_create_dlq(self, name: str) -> Queue | None:
-        """Return the dead-letter queue; create it if needed; None if it cannot be created."""
-        queue = self._state.queues.get(name)
-        if queue is None:
-            try:
-                # A refusal would lose the message.
-                queue = self._lifecycle.get_or_create_queue(name, is_limited=False)
-            except QueueError as error:
-                self._state.warn(f"dead letter cannot be stored: {error}")
-                return None
-            self._state.effects.created_queues.append(queue)
-        return queue
+    def _get_or_create_dlq(self, queue: Queue, reason: str) -> Queue:
+        """Return the queue for dead letters of this reason; create it if needed."""
+        name = _dlq_name(queue, reason)
+        dlq = self._state.queues.get(name)
+        if dlq is None:
+            # The limit of partitions would lose the message.
+            dlq = self._lifecycle.get_or_create_queue(name, is_limited=False)
+            self._state.effects.created_queues.append(dlq)
+        return dlq
+
+
+def _dlq_name(queue: Queue, reason: str) -> str:
+    """Return the queue for dead letters of this reason; empty: there is none."""
+    rules = queue.rules
+    if reason == UNACCEPTABLE and rules.invalid_queue_name:
+        return rules.invalid_queue_name
+    return rules.dlq_name if rules.dlq_enabled else ""
+
+
+def _explain_missing_dlq(queue: Queue, reason: str, error: QueueError) -> str:
+    kind = "dead-letter queue"
+    if reason == UNACCEPTABLE and queue.rules.invalid_queue_name:
+        kind = "invalid-message queue"
+    return f"{kind} {_dlq_name(queue, reason)} of queue {queue.name} cannot be created: {error}"
 
 
 def _add_attempt_headers(headers: dict[str, str], lease: Lease) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
 from sluice.broker.acl import AccessControlList, Grant
@@ -10,6 +13,7 @@ from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK
 from sluice.wire.reasons import SERVER_REASONS
+from tests.broker.kit import Client
 from tests.broker.namespaces.kit import (
     QueueHarness,
     delivery_properties,
@@ -497,3 +501,113 @@ def test_unauthorized_request_is_refused_and_nothing_happens(
     assert (reason, "may not" in why) == (0x87, True)
     assert join(client, "$queue/jobs")[0] == 0x87
     assert not harness.engine.queues
+
+
+# ---- settlements whose dead letters need a body from the store
+
+
+def receive_before_restart(harness: QueueHarness) -> dict[str, str]:
+    """Return the properties of a delivery of the previous run; its body is not in memory."""
+    worker = harness.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    harness.restart()
+    return delivery_properties(message)
+
+
+def send_settlement(
+    worker: Client, verb: str, reported: dict[str, str], qos: int, dup: bool = False
+) -> None:
+    pairs = [(name, reported[name]) for name in ("message-id", "delivery-token")]
+    worker.publish(f"$queue/jobs/${verb}", b"", qos, packet_id=9, dup=dup, user=pairs)
+
+
+def has_acks(client: Client) -> bool:
+    return any(isinstance(packet, Ack) for packet in client.take())
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+@pytest.mark.parametrize("verb", ["reject", "nack"])
+def test_settlement_is_acknowledged_after_the_commit_of_its_dead_letter(
+    verb: str, qos: int, kind: int
+) -> None:
+    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
+    reported = receive_before_restart(harness)
+    worker = harness.connect("worker-1")
+    harness.store.hold()
+    send_settlement(worker, verb, reported, qos)
+    assert not has_acks(worker)
+    harness.store.release()
+    harness.loop.settle()
+    worker.first_ack(kind, 9, 0)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
+
+
+def test_settlement_without_a_connection_for_its_acknowledgement_is_carried_out() -> None:
+    harness = QueueHarness()
+    reported = receive_before_restart(harness)
+    worker = harness.connect("worker-1")
+    harness.store.hold()
+    send_settlement(worker, "reject", reported, 1)
+    worker.drop()
+    worker = harness.connect("worker-1")
+    harness.store.release()
+    harness.loop.settle()
+    assert not has_acks(worker)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
+
+
+class SlowReads(QueueHarness):
+    """A broker whose store reads nothing while `is_slow`."""
+
+    is_slow = False
+
+    def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        if not self.is_slow or getattr(callback, "__name__", "") != "_complete_read":
+            super()._call_soon(callback, *arguments)
+
+
+def test_qos_2_settlement_resent_after_a_kill_is_carried_out() -> None:
+    """The receipt of its packet id is not stored before its dead letter."""
+    harness = SlowReads()
+    reported = receive_before_restart(harness)
+    worker = harness.connect_persistent("worker-1")
+    worker.subscribe("mail")
+    harness.is_slow = True
+    send_settlement(worker, "reject", reported, 2)
+    assert put(harness.connect("maker"), "$queue/other", b"y") == (0, "")
+    assert not has_acks(worker)
+    harness.kill()
+    harness.is_slow = False
+    assert (harness.depth("jobs"), harness.depth("other")) == (1, 1)
+    worker = harness.connect_persistent("worker-1")
+    send_settlement(worker, "reject", reported, 2, dup=True)
+    worker.first_ack(PUBREC, 9, 0)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_mqtt_3_settlement_of_several_ids_waits_for_all_dead_letters(
+    harness: QueueHarness, times: int
+) -> None:
+    """Also if it is resent, and its deliveries are no longer leased."""
+    worker = harness.connect("old", version=V311)
+    join(worker, "$queue/jobs/$group/g")
+    for payload in (b"x", b"y"):
+        put(harness.connect("maker"), "$queue/jobs", payload)
+    ids = [message.topic.decode().partition("/$msg/")[2] for message in worker.messages()]
+    harness.restart()
+    harness.engine.queues["jobs"].rules.prefetch = 0
+    worker = harness.connect("old", version=V311)
+    join(worker, "$queue/jobs/$group/g")
+    harness.store.hold()
+    packet_ids = [
+        worker.publish("$queue/jobs/$reject", json.dumps(ids).encode(), 1) for _ in range(times)
+    ]
+    assert not has_acks(worker)
+    harness.store.release()
+    harness.loop.settle()
+    for packet_id in packet_ids:
+        worker.first_ack(PUBACK, packet_id, 0)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 2)

@@ -331,6 +331,29 @@ def test_payload_that_violates_the_schema_goes_to_the_invalid_channel_if_there_i
     assert "not JSON" in reported["dead-description"]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_invalid_payload_is_refused_if_its_queue_cannot_be_created(qos: int) -> None:
+    harness = QueueHarness(
+        [
+            ("jobs", {"schema": SCHEMA, "dlq_config": {"invalid_topic": "invalid/jobs"}}),
+            ("invalid/#", {"partitions": 0}),
+        ]
+    )
+    reason, why = put(harness.connect("maker"), "$queue/jobs", b"nonsense", qos)
+    assert (reason, "not JSON" in why, "create the queue 'invalid/jobs'" in why) == (
+        0x99,
+        True,
+        True,
+    )
+    assert "invalid/jobs" not in harness.engine.queues
+    assert harness.queue("jobs").dead_by_reason == {}
+    (warning,) = harness.warnings
+    assert warning.startswith(
+        "message refused: invalid-message queue invalid/jobs of queue jobs cannot be created: "
+    )
+    assert "partitions" in warning
+
+
 def test_acknowledgement_of_an_invalid_payload_waits_for_commit_too() -> None:
     harness = QueueHarness(
         [("jobs", {"schema": SCHEMA, "dlq_config": {"invalid_topic": "invalid/jobs"}})]

@@ -112,7 +112,7 @@ class QueueHandler(NamespaceHandler):
             elif packet.qos > 0:
                 # MQTT 3.1.1 cannot report that a settlement failed, which is no reason to end the
                 # connection.
-                self._ack_after_commit(session, packet)
+                self._settlements.ack_after_commit(packet, session)
 
     def _parse_topic(self, topic: bytes) -> QueueTopic:
         parsed = parse_queue_topic(topic)

@@ -40,9 +40,9 @@ class SchemaChecks:
     def fits_schema(self, queue: Queue, message: Message) -> bool:
         """Return whether a message fits the schema of its queue.
 
-        A message that does not fit is refused, or goes to the invalid-message queue if there is
-        one. A payload that is too large is not checked, because that could take long:
-        `Engine.publish` refuses it.
+        A message that does not fit goes to the invalid-message queue. It is refused if there is
+        none, or if that queue cannot be created. A payload that is too large is not checked,
+        because that could take long: `Engine.publish` refuses it.
         """
         if len(message.payload) > queue.rules.max_message_size:
             return True
@@ -51,5 +51,11 @@ class SchemaChecks:
             return True
         if not queue.rules.invalid_queue_name:
             raise InvalidPayload(queue.name, fault)
-        self._engine.dead_letters.write_rejected(queue, message, UNACCEPTABLE, fault)
+        if not self._engine.dead_letters.write_rejected(queue, message, UNACCEPTABLE, fault):
+            raise InvalidPayload(
+                queue.name,
+                fault,
+                f"Fix the payload, or create the queue {queue.rules.invalid_queue_name!r} for such "
+                "messages: the broker could not, and its log says why",
+            )
         return False

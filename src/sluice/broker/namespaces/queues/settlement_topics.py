@@ -43,7 +43,7 @@ from sluice.errors import (
 from sluice.metrics import Counters
 from sluice.queues.engine import Engine
 from sluice.queues.flow import DeliveryToken
-from sluice.queues.model import Group, Queue
+from sluice.queues.model import DEAD_LETTERING, Group, Lease, Queue
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -74,12 +74,16 @@ class SettlementTopics:
         self._engine: Engine = engine
         self._options = PublishOptions()  # reused: of the current packet
         self._token = DeliveryToken()  # reused: the token of the current settlement
+        # Deliveries of the current packet whose bodies are read for their dead letters.
+        self._dead_lettering: list[Lease] = []
         self._next_warning_at: float = 0.0  # when a wrong token may be logged again
 
     def settle(
         self, packet: Publish, parsed: QueueTopic, queue: Queue | None, session: Session
     ) -> None:
         """Settle the deliveries that a packet names; acknowledge it after the commit."""
+        if self._dead_lettering:
+            self._dead_lettering = []  # of a packet that was refused
         options = self._options
         read_publish_options(packet.raw_properties, options)
         message_id = options.id
@@ -109,9 +113,19 @@ class SettlementTopics:
         else:
             self._settle_many(parsed.verb, settler, message_ids, token)
         if packet.qos > 0:
-            inbound = session.inbound
-            self._engine.frame_builder.add_commit_waiter(inbound, inbound.make_tag(packet))
-            inbound.expect_commit(packet)
+            self.ack_after_commit(packet, session)
+
+    def ack_after_commit(self, packet: Publish, session: Session) -> None:
+        """Acknowledge a settling packet after the commit of its settlements and dead letters."""
+        inbound = session.inbound
+        tag = inbound.make_tag(packet)
+        if self._dead_lettering:
+            inbound.defer_receipt(packet)
+            self._engine.add_settlement_waiter(inbound, tag, self._dead_lettering)
+            self._dead_lettering = []
+        else:
+            self._engine.frame_builder.add_commit_waiter(inbound, tag)
+        inbound.expect_commit(packet)
 
     def _find_settler(self, queue: Queue, group_name: str, session: Session) -> Settler:
         """Return the group that a client settles for, and its right to do so."""
@@ -171,14 +185,20 @@ class SettlementTopics:
             lease = reclaimed
         if verb == ACK:
             engine.ack(lease)
-        elif verb == NACK:
-            engine.nack(lease, delay, self._options.description.decode())
-        elif verb == REJECT:
-            engine.dead_letter(lease, reason, self._options.description.decode())
-        elif verb == EXTEND:
-            engine.extend(lease)
-        else:
-            engine.release(lease)
+            return
+        try:
+            if verb == NACK:
+                engine.nack(lease, delay, self._options.description.decode())
+            elif verb == REJECT:
+                engine.dead_letter(lease, reason, self._options.description.decode())
+            elif verb == EXTEND:
+                engine.extend(lease)
+            else:
+                engine.release(lease)
+        finally:
+            # Also when a resent packet is too late, which MQTT 3.1.1 acknowledges as a success.
+            if lease.state == DEAD_LETTERING:
+                self._dead_lettering.append(lease)
 
     def _may_settle_late(self, settler: Settler, message_id: bytes, is_known: bool) -> bool:
         """Return whether a client may settle a delivery of a previous run without a token.
