@@ -561,7 +561,7 @@ async def test_reached_limit_is_reported_without_a_fault(harness: AdminHarness) 
     harness.publish()
     found = await doctor(harness)
     limited = [one for one in found.findings if one.code == "limited"]
-    assert limited and "limits.max_inflight allows: 1 deliveries in flight" in limited[0].what
+    assert limited and "limits.max_inflight allows: 1 delivery in flight" in limited[0].what
 
 
 async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:

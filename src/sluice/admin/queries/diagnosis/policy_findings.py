@@ -37,7 +37,8 @@ def find_closed_by_policy(group: Group, now: float) -> list[Finding]:
             )
         )
     limits = {
-        "max_inflight": f"{rules.max_in_flight} deliveries in flight",
+        "max_inflight": phrases.pluralize(int(rules.max_in_flight), "delivery", "deliveries")
+        + " in flight",
         "max_rate": f"{rules.max_rate:g} deliveries per second",
     }
     for name, limit in limits.items():
