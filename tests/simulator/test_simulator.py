@@ -41,6 +41,8 @@ def test_longer_run_with_ordering() -> None:
         (16, 300),
         # An urgent message behind a gate blocked older ones of its key, which the gate waited for.
         (1007, 5000),
+        # The raised burst of a rate limit counted for the time before it was raised.
+        (20261124, 1800),
     ],
 )
 def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:

@@ -139,6 +139,16 @@ def test_burst_is_what_may_be_delivered_at_once(make_engine: MakeEngine) -> None
     assert len(worker.lease_all()) == 13, "waiting messages take every token at once"
 
 
+def test_raised_burst_does_not_count_for_the_time_before(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_rate=1.0)
+    worker = engine.worker()
+    engine.advance(seconds=60)
+    engine.reconfigure(max_rate=1.0, max_rate_burst=50.0)
+    for nth in range(10):
+        engine.publish(b"%d" % nth)
+    assert len(worker.lease_all()) == 1
+
+
 def test_retries_count_against_the_rate(make_engine: MakeEngine) -> None:
     engine = make_engine(max_rate=1.0)
     worker = engine.worker()

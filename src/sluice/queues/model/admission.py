@@ -113,6 +113,7 @@ class RateLimit:
 
     def __init__(self) -> None:
         self._rate: float = 0.0  # 0.0: there was no limit, so the bucket is full
+        self._burst: float = 0.0
         self._tokens: float = 0.0
         self._counted_at: float = 0.0
 
@@ -122,9 +123,12 @@ class RateLimit:
             self._tokens = burst
         elif now > self._counted_at:
             self._tokens += (now - self._counted_at) * self._rate
+            if self._tokens > self._burst:
+                self._tokens = self._burst
         if self._tokens > burst:
             self._tokens = burst
-        self._rate = rate  # a new rate counts from now on
+        self._rate = rate  # a new rate and burst count from now on
+        self._burst = burst
         self._counted_at = now
         return self._tokens
 
