@@ -43,6 +43,8 @@ def test_longer_run_with_ordering() -> None:
         (1007, 5000),
         # The raised burst of a rate limit counted for the time before it was raised.
         (20261124, 1800),
+        # The judge forgot the ids of a queue whose deletion was lost in a crash.
+        (20261157, 1300),
     ],
 )
 def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:

@@ -32,6 +32,8 @@ class World(Checker):
     def __init__(self, seed: int, **fixed: Any) -> None:
         super().__init__(seed, **fixed)
         self.conservation = Conservation()
+        # Ids of deleted queues, with the frame of the deletion: a crash may undo it.
+        self.deleted_ids: list[tuple[int, dict[tuple[str, bytes], Sent]]] = []
 
     # ---- actions
 
@@ -438,6 +440,8 @@ class World(Checker):
         for gid in gids:
             self._forget_group(gid)
             self.group_frames[gid] = (self.oracle.frame, "dropped")
+        deleted = {at: sent for at, sent in self.ids.items() if at[0] == queue.name}
+        self.deleted_ids.append((self.oracle.frame, deleted))
         self.ids = {at: sent for at, sent in self.ids.items() if at[0] != queue.name}
 
     def purge(self) -> None:
@@ -566,6 +570,10 @@ class World(Checker):
         del self.previous_run[:-100]
         self.consumers = []
         self.old = []
+        for frame, deleted in self.deleted_ids:
+            if not self.oracle.is_durable(frame):
+                self.ids.update(deleted)
+        self.deleted_ids = []
         self.by_tag = {}
         self.oracle.in_flight = {}
         self.schedule.restarted()
