@@ -45,6 +45,8 @@ def test_longer_run_with_ordering() -> None:
         (20261124, 1800),
         # The judge forgot the ids of a queue whose deletion was lost in a crash.
         (20261157, 1300),
+        # After a restart, a raised rate limit began with the tokens of the one before.
+        (20262010, 2700),
     ],
 )
 def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:

@@ -93,6 +93,7 @@ class DeliveryControl:
 
     def finish_recovery(self) -> None:
         for group in self._state.groups.values():
+            group.admission.refill()
             self._schedule.update_admission(group)
 
     # ---- notes

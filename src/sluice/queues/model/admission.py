@@ -143,7 +143,7 @@ class RateLimit:
         return self._counted_at + (wait if wait > MIN_RATE_WAIT_SECONDS else MIN_RATE_WAIT_SECONDS)
 
     def lift(self) -> None:
-        """There is no limit any more."""
+        """Forget the limit: the next one begins with a full bucket."""
         self._rate = 0.0
 
 
@@ -185,6 +185,10 @@ class Admission:
             if self.is_open:
                 self.reopens_at = self._rate.next_at()
             self.is_open = False
+
+    def refill(self) -> None:
+        """Fill the bucket of the rate limit, which is not stored, after recovery."""
+        self._rate.lift()
 
     def on_delivered(self, lease: object, rules: QueueRules, in_flight: i64, now: float) -> None:
         """Count a delivery; `is_open` tells whether there may be another one."""
