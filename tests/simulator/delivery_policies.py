@@ -145,6 +145,7 @@ class DeliveryPolicies:
         self._buckets = {}
         for gid, group in engine.groups.items():
             self._check(self._groups, gid, group.admission.pause.is_active(), group.name)
+            self._bucket(group)
         for queue in engine.queues.values():
             self._check(self._queues, int(queue.qid), queue.pause.is_active(), queue.name)
         # A number may be used again if its creation was not durable.
