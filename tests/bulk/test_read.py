@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -217,6 +218,25 @@ async def test_range_before_the_earliest_sequence_is_refused_with_the_earliest(
     assert (await harness.rows(start=4, end=11, lenient=True)).num_rows == 6
     assert (await harness.rows(start=0, end=2**53, lenient=True)).num_rows == 6
     assert (await harness.rows(start=2, end=2)).num_rows == 0
+
+
+async def test_count_is_that_of_a_read_of_the_same_ranges(harness: BulkHarness) -> None:
+    await harness.make(partitions=2)
+    await harness.fill(values(5_000))
+    path = f"/bulk/queues/{harness.queue}"
+    ends = {str(one["partition"]): one["latest"] for one in await harness.offsets()}
+    await harness.ok(
+        "PUT", f"{path}/groups/spark/progress", json={"partitions": {"0": 40}, "create": True}
+    )
+    ranges = {number: [7, end] for number, end in ends.items()}
+    query = {"ranges": json.dumps(ranges)}
+    await harness.refused(410, "out_of_range", "GET", f"{path}/rows/count", params=query)
+    query["lenient"] = "true"
+    found = await harness.ok("GET", f"{path}/rows/count", params=query)
+    rows = await harness.ranges(ranges, lenient=True)
+    counts = Counter(str(number) for number in rows.column("partition").to_pylist())
+    assert found == {"partitions": dict(counts)}
+    assert counts["0"] == ends["0"] - 40
 
 
 async def test_gaps_inside_a_range_are_no_error(harness: BulkHarness) -> None:

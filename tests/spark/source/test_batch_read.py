@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -21,12 +21,10 @@ from sluice.access.identity import Role
 from sluice.bulk import arrow
 from sluice.spark import BulkClient, Endpoint
 from sluice.spark.errors import BrokerGone, DataLost, InvalidOption, Refused
-from sluice.spark.source.batch_reader import PushdownReader
+from sluice.spark.source import range_reader
 from sluice.spark.source.columns import default_schema, schema_of
-from sluice.spark.source.offsets import Range
-from sluice.spark.source.pushdown import Bounds
 from sluice.spark.source.source_options import READ_OPTIONS, WRITE_OPTIONS, read_options
-from tests.spark.conftest import SparkHarness, ranges_of
+from tests.spark.conftest import SparkHarness
 from tests.support.broker_process import StartBroker
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +72,30 @@ async def test_dead_letter_rows_have_their_history(harness: SparkHarness) -> Non
     assert (row["reason"], row["description"], row["attempts"]) == ("rejected", "no good", 1)
     both = harness.read(subscribe=f"{dead_letters},{harness.queue}")
     assert [row["original_queue"] for row in both] == [harness.queue]
+
+
+def test_option_selects_the_columns(harness: SparkHarness) -> None:
+    harness.fill(["cat"], key="k")
+    assert harness.read(columns="key, sequence") == [{"key": b"k", "sequence": 0}]
+    source = harness.source(columns="key")
+    assert source.schema().names == ["key"]
+    with pytest.raises(InvalidOption, match=r"schema\(\) and option columns differ"):
+        source.reader(schema_of(["value"]))
+
+
+def test_columns_that_are_equal_in_a_partition_are_counted_and_not_read(
+    harness: SparkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.make(partitions=3)
+    harness.fill([f"{nth}" for nth in range(100)])
+    rows = harness.read()
+    monkeypatch.delattr(BulkClient, "rows")
+    monkeypatch.setattr(range_reader, "COUNTED_BATCH_ROWS", 7)
+    counted = harness.read(columns="partition,queue,attempt")
+    names = ("partition", "queue", "attempt")
+    assert Counter(tuple(row[name] for name in names) for row in rows) == Counter(
+        tuple(row.values()) for row in counted
+    )
 
 
 def test_user_schema_selects_the_columns(harness: SparkHarness) -> None:
@@ -181,72 +203,6 @@ def test_ranges_are_split_for_more_tasks(harness: SparkHarness) -> None:
     assert sorted(harness.values(minPartitions="8"), key=int) == [f"{nth}" for nth in range(100)]
 
 
-# ---- filters
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ([EqualTo(("partition",), 1)], {(1, 0, 50)}),
-        ([In(("partition",), (0, 1)), In(("partition",), (1, 2))], {(1, 0, 50)}),
-        ([GreaterThan(("sequence",), 9), LessThan(("sequence",), 20)], {(0, 10, 20), (1, 10, 20)}),
-        ([EqualTo(("sequence",), 7)], {(0, 7, 8), (1, 7, 8)}),
-        ([EqualTo(("queue",), "another")], set()),
-        (
-            [EqualTo(("key",), b"x"), LessThan(("timestamp",), datetime(2100, 1, 1))],
-            {(0, 0, 50), (1, 0, 50)},
-        ),
-    ],
-)
-def test_filters_limit_what_is_fetched(
-    filters: list[Filter], expected: set[tuple[int, int, int]]
-) -> None:
-    bounds = Bounds.from_filters(filters)
-    found = [
-        one
-        for nth in (0, 1)
-        for one in bounds.narrow(Range("q", nth, 0, 50))
-        if bounds.matches_queue("q")
-    ]
-    assert {(one.partition, one.start, one.end) for one in found} == expected
-
-
-def test_reader_with_pushdown_fetches_less_and_leaves_the_filters_to_spark(
-    harness: SparkHarness,
-) -> None:
-    harness.make(partitions=1)
-    harness.fill([f"{nth}" for nth in range(10)])
-    cases: list[tuple[list[Filter], list[tuple[int, int]]]] = [
-        ([GreaterThanOrEqual(("sequence",), 7), EqualTo(("queue",), harness.queue)], [(7, 10)]),
-        ([GreaterThanOrEqual(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC))], []),
-        ([EqualTo(("queue",), "another")], []),
-    ]
-    for filters, expected in cases:
-        reader = harness.source(pushdown="true").reader(default_schema(False, False))
-        assert isinstance(reader, PushdownReader)
-        assert list(reader.pushFilters(filters)) == filters
-        found = [one for some in ranges_of(reader.partitions()) for one in some]
-        assert [(part.start, part.end) for part in found] == expected
-
-
-def test_filter_on_the_queue_does_not_change_offsets_of_the_others(harness: SparkHarness) -> None:
-    one, two = f"{harness.queue}/one", f"{harness.queue}/two"
-    for queue in (one, two):
-        harness.make(queue)
-        harness.fill(["0", "1", "2"], queue)
-    given = {name: json.dumps({one: {"0": at}, two: {"0": at}}) for name, at in OFFSETS.items()}
-    reader = harness.source(subscribe=f"{one},{two}", pushdown="true", **given).reader(
-        schema_of(["value"])
-    )
-    assert isinstance(reader, PushdownReader)
-    reader.pushFilters([EqualTo(("queue",), two)])
-    [[part]] = ranges_of(reader.partitions())
-    assert (part.queue, part.start, part.end) == (two, 1, 2)
-
-
-OFFSETS = {"startingOffsets": 1, "endingOffsets": 2}
-
-
 # ---- refusals
 
 
@@ -258,6 +214,9 @@ OFFSETS = {"startingOffsets": 1, "endingOffsets": 2}
             "there is no option 'startingofsets'.*Did you mean startingOffsets",
         ),
         ({"subscribe": ""}, "no queue is named. Give subscribe"),
+        ({"pushdown": "true"}, "option pushdown was removed.*startingOffsets.*startingTimestamp"),
+        ({"columns": "key,colour"}, "option columns names 'colour'.*key, value, queue"),
+        ({"columns": "key,key"}, "option columns names 'key' twice"),
         ({"subscribePattern": "x", "subscribe": "y"}, "both given"),
         ({"subscribePattern": "("}, "option subscribePattern.*regular expression"),
         (

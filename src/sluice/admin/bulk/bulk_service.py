@@ -48,6 +48,7 @@ from sluice.queues.names import REPLY_QUEUE_PREFIX, new_group_name_error, queue_
 LOOKUP_BATCH_SIZE: Final = 2048  # places looked up before the loop is yielded
 MAX_TURN_SECONDS: Final = 0.002  # limit of a portion of settling or appending
 LOCATION_BYTES: Final = 20
+ANY_SIZE: Final = 1 << 62
 MESSAGES_PER_CLOCK_CHECK: Final = 32
 QUEUES_CREATED_PER_TURN: Final = 16
 
@@ -176,6 +177,65 @@ class BulkService(CommitListener):
         queue = self._facade.get_queue(name)
         check_incarnation(queue, incarnation)
         partition = _find_partition(queue, partition_number)
+        found, reached = await self._locate(
+            queue, partition, start, end, lenient, max_messages, max_bytes, group
+        )
+        locations = found.value()
+        records: list[bytes | None] = []
+        if not self.has_segment_files and locations:
+            records = await self._read_records(
+                [
+                    int.from_bytes(locations[at + 8 : at + 16], "little")
+                    for at in range(0, len(locations), LOCATION_BYTES)
+                ]
+            )
+        return MessageSlice(
+            int(partition.pid),
+            locations,
+            records,
+            reached,
+            int(found.bytes),
+            self._load.max_read_rate(),
+        )
+
+    async def count(
+        self,
+        name: str,
+        ranges: dict[int, tuple[int, int]],
+        lenient: bool,
+        group: str = "",
+        incarnation: str = "",
+    ) -> dict[int, int]:
+        """Return how many messages a read of these ranges would return, by partition."""
+        queue = self._facade.get_queue(name)
+        check_incarnation(queue, incarnation)
+        counts: dict[int, int] = {}
+        for number, (start, end) in ranges.items():
+            partition = _find_partition(queue, number)
+            counts[number] = 0
+            while start < end:
+                found, start = await self._locate(
+                    queue, partition, start, end, lenient, LOOKUP_BATCH_SIZE, ANY_SIZE, group
+                )
+                counts[number] += int(found.count)
+                await self._facade.yield_to_loop()
+                # A queue that was deleted meanwhile, or created again, is refused.
+                check_incarnation(self._facade.get_queue(name), incarnation_of(queue))
+        return counts
+
+    async def _locate(
+        self,
+        queue: Queue,
+        partition: Partition,
+        start: int,
+        end: int,
+        lenient: bool,
+        max_messages: int,
+        max_bytes: int,
+        group: str,
+    ) -> tuple[MessageLocations, int]:
+        """Return locations of messages of a range, and the sequence that they reach."""
+        partition_number = int(partition.number)
         reader_group = (
             _find_group(queue, group) if group and (not lenient or group in queue.groups) else None
         )
@@ -200,23 +260,7 @@ class BulkService(CommitListener):
             if queue.groups.get(group) is not reader_group:
                 raise _unknown_group(queue, group)
             _check_lost(cursor, first, start)
-        locations = found.value()
-        records: list[bytes | None] = []
-        if not self.has_segment_files and locations:
-            records = await self._read_records(
-                [
-                    int.from_bytes(locations[at + 8 : at + 16], "little")
-                    for at in range(0, len(locations), LOCATION_BYTES)
-                ]
-            )
-        return MessageSlice(
-            int(partition.pid),
-            locations,
-            records,
-            start if start < end else requested_end,
-            int(found.bytes),
-            self._load.max_read_rate(),
-        )
+        return found, start if start < end else requested_end
 
     async def _read_records(self, addresses: list[int]) -> list[bytes | None]:
         waiter: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()

@@ -56,7 +56,7 @@ QUEUE_METHODS: Final = (
 )
 CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner")
 SESSION_METHODS: Final = ("client", "kick_client")
-BULK_QUEUE_METHODS: Final = ("offsets", "offsets_at", "slice", "progress", "advance")
+BULK_QUEUE_METHODS: Final = ("offsets", "offsets_at", "slice", "count", "progress", "advance")
 SUMMED_FIELDS: Final = frozenset(
     name for name, kind in get_type_hints(model.Node).items() if kind is int
 )

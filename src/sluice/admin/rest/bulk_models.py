@@ -103,11 +103,9 @@ class TimeQuery(BaseModel):
     )
 
 
-class ReadQuery(BaseModel):
+class SelectionQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    columns: str = Field(default="", description="Comma-separated names; all when empty")
-    headers: bool = Field(default=False, description="Include the column headers")
     lenient: bool = Field(
         default=False, description="Leave out messages that are no longer stored, do not refuse"
     )
@@ -120,17 +118,33 @@ class ReadQuery(BaseModel):
     )
 
 
+class ReadQuery(SelectionQuery):
+    columns: str = Field(default="", description="Comma-separated names; all when empty")
+    headers: bool = Field(default=False, description="Include the column headers")
+
+
 class RowsQuery(ReadQuery):
     start: Sequence = Field(description="First sequence")
     end: Sequence = Field(description="The sequence after the last one")
 
 
-class RangesQuery(ReadQuery):
-    ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_parse_ranges)] = Field(
+Ranges = Annotated[
+    dict[int, tuple[int, int]],
+    BeforeValidator(_parse_ranges),
+    Field(
         description="First sequence and the one after the last, by partition, as JSON:"
         ' `{"0": [0, 120]}`',
         json_schema_extra={"type": "string", "examples": ['{"0": [0, 120]}']},
-    )
+    ),
+]
+
+
+class RangesQuery(ReadQuery):
+    ranges: Ranges
+
+
+class CountQuery(SelectionQuery):
+    ranges: Ranges
 
 
 class Progress(BaseModel):
@@ -207,6 +221,12 @@ class Offsets(BaseModel):
 
 class PartitionSequences(BaseModel):
     partitions: dict[str, int] = Field(examples=[{"0": 120, "1": 95}])
+
+
+class RowCounts(BaseModel):
+    partitions: dict[str, int] = Field(
+        description="Number of stored messages by partition", examples=[{"0": 120, "1": 95}]
+    )
 
 
 class GroupProgress(PartitionSequences):

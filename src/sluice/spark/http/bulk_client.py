@@ -163,15 +163,8 @@ class BulkClient(HttpClient):
         """
         import pyarrow as pa  # not needed by clients that only read progress
 
-        query = urlencode(
-            {
-                "ranges": _compact_json({str(number): ends for number, ends in ranges.items()}),
-                "columns": ",".join(columns),
-                "lenient": "true" if lenient else "false",
-                "group": group,
-                **({"incarnation": incarnation} if incarnation else {}),
-            }
-        )
+        selection = _selection_query(ranges, lenient, group, incarnation)
+        query = urlencode({**selection, "columns": ",".join(columns)})
         path = f"{_queue_path(queue)}/rows?{query}"
         response = self._with_retries(
             lambda: self._send_request("GET", path, seconds=ROWS_IDLE_SECONDS)
@@ -197,6 +190,19 @@ class BulkClient(HttpClient):
         except GeneratorExit:
             self.close()
             raise
+
+    def count(
+        self,
+        queue: str,
+        ranges: Mapping[int, tuple[int, int]],
+        lenient: bool = False,
+        group: str = "",
+        incarnation: str = "",
+    ) -> dict[int, int]:
+        """Return how many messages `rows` would yield, by partition. The broker reads none."""
+        query = _selection_query(ranges, lenient, group, incarnation)
+        path = f"{_queue_path(queue)}/rows/count?{urlencode(query)}"
+        return _parse_sequences(self._request_json("GET", path, seconds=WRITE_SECONDS))
 
     # ---- progress
 
@@ -312,6 +318,17 @@ def _parse_progress(document: Any) -> GroupProgress:
     return GroupProgress(
         _parse_sequences(document), {int(one): seq for one, seq in document.get("lost", {}).items()}
     )
+
+
+def _selection_query(
+    ranges: Mapping[int, tuple[int, int]], lenient: bool, group: str, incarnation: str
+) -> dict[str, str]:
+    return {
+        "ranges": _compact_json({str(number): ends for number, ends in ranges.items()}),
+        "lenient": "true" if lenient else "false",
+        "group": group,
+        **({"incarnation": incarnation} if incarnation else {}),
+    }
 
 
 def _compact_json(value: object) -> str:

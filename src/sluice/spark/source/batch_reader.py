@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sluice.spark.errors import READ_REMAINING_REMEDY, Refused
 from sluice.spark.http import BulkClient, average_row_bytes
 from sluice.spark.source import planner
-from sluice.spark.source.offsets import Sequences, Task, plan_tasks, ranges_between
-from sluice.spark.source.pushdown import Bounds
+from sluice.spark.source.offsets import Task, plan_tasks, ranges_between
 from sluice.spark.source.range_reader import read_task
 from sluice.spark.source.source_options import EARLIEST, ReadOptions
 
@@ -21,40 +20,29 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver and reads on the executors; holds plain values and no connection."""
+    """Plans on the driver and reads on the executors; holds plain values and no connection.
+
+    It accepts no filters (`pushFilters`): Spark keeps the plan of a `load()` for every query on it,
+    so that a filter of one query would remove rows from the others.
+    """
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
         self._columns = columns
-        self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with BulkClient(options.where) as client:
             found = planner.find_offsets(client, options)
-            first = self._matching(planner.starting_sequences(client, options, found))
-            last = self._matching(planner.ending_sequences(client, options, found))
-            found = {
-                queue: seen for queue, seen in found.items() if self._bounds.matches_queue(queue)
-            }
-            if self._bounds.since is not None:
-                first = _later_of(
-                    first, planner.sequences_at_time(client, found, self._bounds.since)
-                )
+            first = planner.starting_sequences(client, options, found)
+            last = planner.ending_sequences(client, options, found)
         # "earliest" means all messages that are stored; consumers may settle some of them while
         # this plans.
         is_lenient = options.starting == EARLIEST and options.starting_time is None
         ranges = ranges_between(
             first, last, is_lenient or not options.fail_on_data_loss, planner.incarnations_of(found)
         )
-        ranges = [one for part in ranges for one in self._bounds.narrow(part)]
         return plan_tasks(ranges, options.min_partitions, average_row_bytes(found.values()))
-
-    def _matching(self, sequences: Sequences) -> Sequences:
-        """Drop queues that a filter excludes. Offsets cover all queues that the options name."""
-        return {
-            place: seq for place, seq in sequences.items() if self._bounds.matches_queue(place[0])
-        }
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
@@ -85,21 +73,3 @@ class BatchReader(DataSourceReader):
                         raise
                     return ""
         return group
-
-
-class PushdownReader(BatchReader):
-    """A reader that accepts filters.
-
-    A class of its own, because Spark refuses a reader that could accept filters while its setting
-    is off. It is optional, because Spark reuses the last plan of a `load()` for every query on it,
-    so that one query with a filter breaks the others (docs/spark.md, traps).
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Narrow what is fetched. Spark still applies every filter, so bounds may be wide."""
-        self._bounds = Bounds.from_filters(filters)
-        return filters
-
-
-def _later_of(one: Sequences, other: Sequences) -> Sequences:
-    return {place: max(sequence, other.get(place, 0)) for place, sequence in one.items()}

@@ -78,12 +78,30 @@ def default_schema(headers: bool, dead_letters: bool) -> StructType:
     return StructType([StructField(name, kind) for name, kind in names.items()])
 
 
-def check_read_schema(schema: StructType) -> list[str]:
+def schema_of_option(columns: tuple[str, ...]) -> StructType:
+    """Return the schema that the option `columns` selects."""
+    for nth, name in enumerate(columns):
+        if name not in ALL_COLUMNS:
+            raise InvalidOption(
+                f"option columns names {name!r}", f"Choose from {', '.join(ALL_COLUMNS)}"
+            )
+        if name in columns[:nth]:
+            raise InvalidOption(f"option columns names {name!r} twice", "Name each column once")
+    return schema_of(columns)
+
+
+def check_read_schema(schema: StructType, selected: tuple[str, ...] = ()) -> list[str]:
     """Return the columns of a schema given by the user: a selection of ours, with our types.
 
-    Spark does not tell a Python source which columns a query needs, so a schema is the way to fetch
-    fewer.
+    Spark does not tell a Python source which columns a query needs, so a schema and the option
+    `columns` (`selected`) are the ways to fetch fewer.
     """
+    if selected and tuple(schema.names) != selected:
+        raise InvalidOption(
+            f"schema() and option columns differ: {', '.join(schema.names)}"
+            f" and {', '.join(selected)}",
+            "Give one of them",
+        )
     for column in schema.fields:
         kind = ALL_COLUMNS.get(column.name)
         if kind is None:

@@ -13,8 +13,13 @@ from sluice.spark.errors import InvalidOption
 from sluice.spark.http import BulkClient
 from sluice.spark.runtime.gc_freeze import freeze_imports
 from sluice.spark.source import planner
-from sluice.spark.source.batch_reader import BatchReader, PushdownReader
-from sluice.spark.source.columns import check_read_schema, check_write_schema, default_schema
+from sluice.spark.source.batch_reader import BatchReader
+from sluice.spark.source.columns import (
+    check_read_schema,
+    check_write_schema,
+    default_schema,
+    schema_of_option,
+)
 from sluice.spark.source.sink import BatchWriter, StreamWriter
 from sluice.spark.source.source_options import ONE_OFF_PREFIX, read_options, write_options
 from sluice.spark.source.stream_reader import StreamReader
@@ -37,17 +42,18 @@ class SluiceSource(DataSource):
         )
         with BulkClient(short_retry) as client:
             found = planner.find_offsets(client, options)
+        if options.columns:
+            return schema_of_option(options.columns)
         return default_schema(options.headers, any(seen.dead_letters for seen in found.values()))
 
     def reader(self, schema: StructType) -> BatchReader:
         freeze_imports()
         options = read_options(self.options, streaming=False)
-        return (PushdownReader if options.pushdown else BatchReader)(
-            options, check_read_schema(schema)
-        )
+        return BatchReader(options, check_read_schema(schema, options.columns))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
-        return StreamReader(read_options(self.options, streaming=True), check_read_schema(schema))
+        options = read_options(self.options, streaming=True)
+        return StreamReader(options, check_read_schema(schema, options.columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:

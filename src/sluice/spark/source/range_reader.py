@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.http_client import Endpoint
 from sluice.spark.errors import (
@@ -24,12 +25,14 @@ from sluice.spark.errors import (
 )
 from sluice.spark.http import BulkClient
 from sluice.spark.runtime.gc_freeze import freeze_imports
-from sluice.spark.source.columns import PARTITION, SEQUENCE
+from sluice.spark.source.columns import PARTITION, SEQUENCE, schema_of
 from sluice.spark.source.offsets import Range, Task
 
 log = logging.getLogger(__name__)
 
 TAIL_ROWS: Final = 128
+CONSTANTS: Final = frozenset({"queue", PARTITION, "attempt"})  # equal in all rows of a partition
+COUNTED_BATCH_ROWS: Final = 1 << 16
 # For each row the broker searches all partitions of the request.
 MAX_RANGES_PER_REQUEST: Final = 16
 
@@ -49,8 +52,9 @@ def read_task(
     """
     freeze_imports()
     with BulkClient(where) as client:
+        read = count_ranges if CONSTANTS.issuperset(columns) else read_ranges
         for ranges in group_ranges(task.ranges):
-            yield from read_ranges(client, columns, ranges, group, allow_loss, remedy)
+            yield from read(client, columns, ranges, group, allow_loss, remedy)
 
 
 def group_ranges(ranges: Sequence[Range]) -> list[list[Range]]:
@@ -113,21 +117,59 @@ def read_ranges(
                 raise BrokerGone(client.where.url, client.where.retry_seconds, cut.what) from None
             time.sleep(0.2)
         except Refused as refusal:
-            if refusal.code == "out_of_range":
-                ranges_text = ", ".join(
-                    f"{start} to {end} of partition {number}"
-                    for number, (start, end) in remaining.items()
-                )
-                raise DataLost(
-                    f"rows {ranges_text} of queue {queue!r} cannot be read whole: {refusal.what}",
-                    remedy,
-                ) from None
-            if refusal.code in (QUEUE_RECREATED, UNKNOWN_QUEUE):
-                if not allow_loss:
-                    raise DataLost(refusal.what, START_OVER_REMEDY) from None
-                log.warning("%s; skipping the rows of the old queue", refusal.what)
-                return
-            raise
+            _check_refusal(refusal, queue, remaining, allow_loss, remedy)
+            return
+
+
+def count_ranges(
+    client: BulkClient,
+    columns: list[str],
+    ranges: Sequence[Range],
+    group: str = "",
+    allow_loss: bool = False,
+    remedy: str = "",
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ranges if all rows of a partition are equal in these columns.
+
+    The broker then only counts; no message is read or sent.
+    """
+    queue, lenient, incarnation = ranges[0].queue, ranges[0].lenient, ranges[0].incarnation
+    ends = {one.partition: (one.start, one.end) for one in ranges}
+    try:
+        counts = client.count(queue, ends, lenient, group, incarnation)
+    except Refused as refusal:
+        _check_refusal(refusal, queue, ends, allow_loss, remedy)
+        return
+    for partition, rows in counts.items():
+        of_row = {"queue": queue, PARTITION: partition, "attempt": 1}
+        schema = to_arrow_schema(schema_of(columns))
+        most = min(rows, COUNTED_BATCH_ROWS)
+        arrays = [pa.repeat(pa.scalar(of_row[one.name], one.type), most) for one in schema]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for done in range(0, rows, COUNTED_BATCH_ROWS):
+            yield whole.slice(0, min(rows - done, COUNTED_BATCH_ROWS))
+
+
+def _check_refusal(
+    refusal: Refused,
+    queue: str,
+    ranges: Mapping[int, tuple[int, int]],
+    allow_loss: bool,
+    remedy: str,
+) -> None:
+    """Raise for a refused read, unless the queue is gone and the user allows that."""
+    if refusal.code == "out_of_range":
+        ranges_text = ", ".join(
+            f"{start} to {end} of partition {number}" for number, (start, end) in ranges.items()
+        )
+        raise DataLost(
+            f"rows {ranges_text} of queue {queue!r} cannot be read whole: {refusal.what}", remedy
+        ) from None
+    if refusal.code not in (QUEUE_RECREATED, UNKNOWN_QUEUE):
+        raise refusal
+    if not allow_loss:
+        raise DataLost(refusal.what, START_OVER_REMEDY) from None
+    log.warning("%s; skipping the rows of the old queue", refusal.what)
 
 
 def _last_sequences(batch: pa.RecordBatch, partition_count: int) -> dict[int, int]:

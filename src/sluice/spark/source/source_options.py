@@ -43,8 +43,15 @@ READ_OPTIONS: Final = (
     "minPartitions",
     "failOnDataLoss",
     "includeHeaders",
-    "pushdown",
+    "columns",
 )
+# Options of earlier versions, with what to do instead.
+REMOVED_OPTIONS: Final = {
+    "pushdown": (
+        "option pushdown was removed: a filter of one query changed others on the same load()",
+        "Bound the read by startingOffsets, endingOffsets, startingTimestamp and endingTimestamp",
+    )
+}
 WRITE_OPTIONS: Final = (*COMMON_OPTIONS, "queue", "txnAppId", "txnVersion")
 SPARK_OPTIONS: Final = frozenset(
     {"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"}
@@ -76,7 +83,7 @@ class ReadOptions:
     min_partitions: int
     fail_on_data_loss: bool
     headers: bool
-    pushdown: bool
+    columns: tuple[str, ...]  # the only ones to read; empty: all
 
     def matches(self, queue: str) -> bool:
         """Return whether the options subscribe to this queue."""
@@ -107,6 +114,8 @@ class _OptionParser:
         for name in self._values:
             if name in names or name in SPARK_OPTIONS:
                 continue
+            if name in REMOVED_OPTIONS:
+                raise InvalidOption(*REMOVED_OPTIONS[name])
             close = difflib.get_close_matches(name, names, 1, 0.7)
             meant = f"Did you mean {names[close[0]]}? " if close else ""
             raise InvalidOption(
@@ -259,7 +268,7 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
         min_partitions=parser.count("minPartitions"),
         fail_on_data_loss=parser.boolean("failOnDataLoss", True),
         headers=parser.boolean("includeHeaders", False),
-        pushdown=parser.boolean("pushdown", False),
+        columns=tuple(one.strip() for one in parser.text("columns").split(",") if one.strip()),
     )
 
 

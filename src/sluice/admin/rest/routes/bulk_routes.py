@@ -24,6 +24,7 @@ from sluice.admin.rest.bulk_models import (
     BatchNumber,
     Commit,
     Committed,
+    CountQuery,
     Dropped,
     GroupProgress,
     LastBatch,
@@ -35,6 +36,7 @@ from sluice.admin.rest.bulk_models import (
     PartitionSequences,
     RangesQuery,
     ReadQuery,
+    RowCounts,
     RowsQuery,
     Staged,
     StageQuery,
@@ -287,6 +289,26 @@ async def read_ranges(
         PartitionRange(partition, start, end) for partition, (start, end) in query.ranges.items()
     ]
     return await _stream_rows(request, name, parts, query)
+
+
+@router.get(
+    "/queues/{name}/rows/count",
+    response_model=RowCounts,
+    responses=error_responses(404, 409, 410),
+)
+async def count_rows(
+    request: Request, name: QueueName, query: Annotated[CountQuery, Query()]
+) -> RowCounts:
+    """How many messages a read of these ranges returns, by partition. Reads the index only, no
+    message."""
+    found = await call_service(
+        request,
+        lambda service: service.bulk.count(
+            name, query.ranges, query.lenient, query.group, query.incarnation
+        ),
+        COMMIT_TIMEOUT_SECONDS,
+    )
+    return RowCounts(partitions={str(number): rows for number, rows in sorted(found.items())})
 
 
 async def _stream_rows(
