@@ -24,7 +24,7 @@ import harness
 
 harness.find_sources()
 
-from sluice.admin.rest.config_schema import CONFIG_SCHEMA  # that it can be made  # noqa: F401
+from sluice.admin.rest.schemas.config_schema import CONFIG_SCHEMA  # that it can be made  # noqa: F401
 from sluice.errors import SluiceError
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.config import read_config

@@ -47,7 +47,7 @@ from sluice.queues.templates import QueueTemplates
 from sluice.units import Address
 
 if TYPE_CHECKING:
-    from sluice.admin.grpc.server import GrpcTls
+    from sluice.admin.grpc import server as grpc_server
     from sluice.admin.loop_bridge import LoopBridge
     from sluice.admin.server import AdminServer, OpenListener
     from sluice.cluster.directory import Directory
@@ -261,7 +261,7 @@ def make_admin_server(
     """
     if settings.http is None and settings.grpc is None:
         return None
-    from sluice.admin.rest.routes.bulk_routes import BulkResources
+    from sluice.admin.rest import BulkResources
     from sluice.admin.server import (  # imports HTTP libraries, so only if an API is on
         AdminServer,
         AdminServerConfig,
@@ -383,16 +383,16 @@ def make_tls_context(settings: Settings, verify_clients: bool = True) -> ssl.SSL
     return context
 
 
-def make_grpc_tls(settings: Settings) -> GrpcTls:
+def make_grpc_tls(settings: Settings) -> grpc_server.GrpcTls:
     """Return the certificate for gRPC.
 
     gRPC reads the files without reporting errors, so they are checked first.
     """
-    from sluice.admin.grpc.server import GrpcTls
+    from sluice.admin.grpc import server as grpc_server
 
     make_tls_context(settings, verify_clients=False)
     assert settings.tls.cert is not None and settings.tls.key is not None
-    return GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
+    return grpc_server.GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
 
 
 def format_ready_line(listeners: Sequence[Listener | OpenListener], store: str) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.queries.store_status import StoreStatus
+from sluice.admin.queries import StoreStatus
 from sluice.admin.service import AdminService
 from sluice.alerts import AlertSender, load_alert_handlers
 from sluice.broker.acl import AccessControl

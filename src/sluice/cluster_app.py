@@ -17,7 +17,7 @@ from typing import Any
 
 from sluice import __version__
 from sluice.access.watched_file import warn_if_readable_by_others
-from sluice.admin.forwarding.cluster_service import ClusterAdminService
+from sluice.admin.forwarding import ClusterAdminService
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.server import AdminServer, OpenListener
 from sluice.admin.service import AdminService

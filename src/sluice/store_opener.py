@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sluice.admin.queries.store_status import LossTracker
+from sluice.admin.queries import LossTracker
 from sluice.clock import steady_time
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
 from sluice.admin import model
-from sluice.admin.rest.json_models import to_json
+from sluice.admin.rest.schemas.json_models import to_json
 
 
 class RecordedRequest:

@@ -23,10 +23,16 @@ import uvloop
 
 from sluice.access.identity import AdminAuthenticator
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.rest.app import MAX_BODY_BYTES, RestApi, make_app
-from sluice.admin.rest.http_protocol import CONNECTION_KEY, KEEP_ALIVE_SECONDS, HttpConnection
-from sluice.admin.rest.routes.bulk_routes import BulkResources
-from sluice.admin.rest.routes.live_routes import LiveFeed
+from sluice.admin.rest import (
+    CONNECTION_KEY,
+    KEEP_ALIVE_SECONDS,
+    MAX_BODY_BYTES,
+    BulkResources,
+    HttpConnection,
+    LiveFeed,
+    RestApi,
+    make_app,
+)
 from sluice.broker.net.listener import ListenerError
 from sluice.cluster.directory import Directory
 from sluice.errors import SluiceError
@@ -34,7 +40,7 @@ from sluice.process.memory_watermark import MemoryWatermark
 from sluice.units import Address
 
 if TYPE_CHECKING:
-    from sluice.admin.grpc.server import GrpcTls
+    from sluice.admin.grpc import server as grpc_server
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +57,7 @@ class AdminServerConfig:
     http: Address | None
     grpc: Address | None
     tls: ssl.SSLContext | None = None  # of the HTTP listener
-    grpc_tls: GrpcTls | None = None
+    grpc_tls: grpc_server.GrpcTls | None = None
     max_body: int = MAX_BODY_BYTES
     queues_enabled: bool = True
     store_fault: Callable[[], SluiceError | None] = lambda: None
@@ -186,12 +192,10 @@ class AdminServer:
 
     async def _open_grpc(self, address: Address) -> _RunningServer:
         # Imported here: a large library that only an open gRPC listener needs.
-        from sluice.admin.grpc.server import (
-            serve_grpc,
-        )
+        from sluice.admin.grpc import server as grpc_server
 
         config = self._config
-        return await serve_grpc(
+        return await grpc_server.serve_grpc(
             self._bridge,
             self._keyring,
             address.host,

@@ -12,9 +12,8 @@ from itertools import islice
 
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, strip_queue_prefix
-from sluice.admin.bulk.bulk_service import BulkService
-from sluice.admin.metrics.counter_sampling import CounterSample, sample_counters
-from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
+from sluice.admin.bulk import BulkService
+from sluice.admin.metrics import CounterSample, MetricsSnapshot, sample_counters, take_snapshot
 from sluice.admin.model import (
     DeadLetterFilter,
     Diagnosis,
@@ -25,15 +24,17 @@ from sluice.admin.model import (
     Redriven,
 )
 from sluice.admin.queries import (
+    StoreStatus,
     client_operations,
     dead_letter_operations,
     message_lookup,
+    message_trace,
     owner_operations,
+    phrases,
     publish_operation,
+    queue_diagnosis,
     view_builders,
 )
-from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
-from sluice.admin.queries.store_status import StoreStatus
 from sluice.broker.broker import Broker
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import refuse_reserved_name

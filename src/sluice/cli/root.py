@@ -12,10 +12,27 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli.commands import access, bench, clients, configuration, ecq, groups, queues, worker
-from sluice.cli.commands.messages import consume, dlq, peek, publish
-from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
-from sluice.cli.commands.serve import build, serve
+from sluice.cli.commands import (
+    access,
+    bench,
+    build,
+    clients,
+    configuration,
+    consume,
+    diagnosis,
+    dlq,
+    ecq,
+    groups,
+    losses,
+    nodes,
+    peek,
+    publish,
+    queues,
+    serve,
+    stores,
+    top,
+    worker,
+)
 from sluice.cli.pipelines import job_commands
 from sluice.cli.support import (
     hide_flag_types,

@@ -23,21 +23,30 @@ from sluice.client.options import Will
 from sluice.client.outcomes import Reject, Retry
 from sluice.client.payload_codecs import UnreadablePayload
 from sluice.client.protocol import Connected, PublishResult, ServerInfo
-from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.delivery import Delivery
-from sluice.client.queues.publisher import OutgoingMessage, PartialFailure, Publisher
-from sluice.client.queues.replies import ResponseInfo, response_info
-from sluice.client.queues.requester import RequestFailed, RequestTimeout
-from sluice.client.topics.dead_letter_envelope import DeadLetter, read_dead_letter
-from sluice.client.topics.handler_loop import UnacceptableLimitReached
-from sluice.client.topics.replay import ReplayResult, replay_dead_letters
-from sluice.client.topics.subscription import (
+from sluice.client.queues import (
+    Consumer,
+    Delivery,
+    OutgoingMessage,
+    PartialFailure,
+    Publisher,
+    RequestFailed,
+    RequestTimeout,
+    ResponseInfo,
+    response_info,
+)
+from sluice.client.topics import (
+    ConsumerFactory,
+    DeadLetter,
+    ReplayResult,
     Subscription,
     SupportsDeadLetters,
     SupportsInvalidMessages,
+    TopicConsumer,
     TopicSubscription,
+    UnacceptableLimitReached,
+    read_dead_letter,
+    replay_dead_letters,
 )
-from sluice.client.topics.topic_consumer import ConsumerFactory, TopicConsumer
 from sluice.wire.properties import Properties
 
 __all__ = [

@@ -48,10 +48,7 @@ from sluice.client.protocol import (
     refuse_properties,
     requests_for,
 )
-from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.publisher import QUEUE_PREFIX, Publisher
-from sluice.client.queues.replies import make_reply
-from sluice.client.queues.requester import Requester
+from sluice.client.queues import QUEUE_PREFIX, Consumer, Publisher, Requester, make_reply
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import TOPIC_NAME_INVALID

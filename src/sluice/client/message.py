@@ -6,7 +6,7 @@ from typing import Protocol, TypedDict, Unpack
 
 from sluice.client.errors import Unsupported
 from sluice.client.options import UserProperties
-from sluice.client.response_errors import error_response
+from sluice.client.outcomes import error_response
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, Properties
 from sluice.wire.reasons import CLIENT_REASONS

@@ -23,17 +23,15 @@ from sluice.client.message import Message as _Message
 from sluice.client.message import ReplyOptions
 from sluice.client.net import Messages, Portal
 from sluice.client.options import Options
+from sluice.client.outcomes import Reason
 from sluice.client.protocol import ServerInfo
-from sluice.client.queues.consumer import Consumer as _Consumer
-from sluice.client.queues.delivery import Delivery as _Delivery
-from sluice.client.queues.publisher import Publisher as _Publisher
-from sluice.client.rejection_reasons import Reason
-from sluice.client.topics.rejections import Rejections
-from sluice.client.topics.replay import ReplayResult
-from sluice.client.topics.replay import replay_dead_letters as _replay_dead_letters
-from sluice.client.topics.subscription import Subscription, TopicSubscription
-from sluice.client.topics.topic_consumer import ConsumerFactory as _ConsumerFactory
-from sluice.client.topics.topic_consumer import TopicConsumer as _TopicConsumer
+from sluice.client.queues import Consumer as _Consumer
+from sluice.client.queues import Delivery as _Delivery
+from sluice.client.queues import Publisher as _Publisher
+from sluice.client.topics import ConsumerFactory as _ConsumerFactory
+from sluice.client.topics import Rejections, ReplayResult, Subscription, TopicSubscription
+from sluice.client.topics import TopicConsumer as _TopicConsumer
+from sluice.client.topics import replay_dead_letters as _replay_dead_letters
 from sluice.wire.properties import Properties
 
 A = TypeVar("A")  # the wrapped async class

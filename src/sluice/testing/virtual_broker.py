@@ -18,7 +18,7 @@ from typing import Any, Final, Unpack, cast
 from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
 from sluice.broker_core import BrokerCore
 from sluice.client import Client
-from sluice.client.queues.publisher import SendOptions
+from sluice.client.queues import SendOptions
 from sluice.message import Message, decode_headers
 from sluice.queues.effects import Alert
 from sluice.queues.model import Ledger, Partition, build_ledger, verify

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sluice.client import Delivery
 from sluice.client.errors import ClientError
-from sluice.client.queues.consumer import Consumer
+from sluice.client.queues import Consumer
 
 AHEAD_FACTOR: Final = 4
 SHORT_SECONDS: Final = 0.02  # average duration of short jobs; a busy broker answers in some ms

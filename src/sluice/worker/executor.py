@@ -16,8 +16,7 @@ from typing import Any, Final
 from sluice.client import Client, Delivery, Reject, Retry, UnreadablePayload
 from sluice.client.errors import ClientError
 from sluice.client.outcomes import describe
-from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, response_topic_of
+from sluice.client.queues import REPLY_QUEUE_PREFIX, Consumer, response_topic_of
 from sluice.worker.adaptive_prefetch import AdaptivePrefetch, CallLater
 from sluice.worker.job_context import CURRENT_JOB
 from sluice.worker.middleware import Middleware, MiddlewareChain

@@ -16,7 +16,7 @@ from typing import Any
 
 from sluice.client import Client
 from sluice.client import sync as blocking
-from sluice.client.queues.publisher import Publisher
+from sluice.client.queues import Publisher
 
 
 class JobSender:

@@ -14,7 +14,7 @@ from typing import get_type_hints as read_type_hints
 
 from sluice.client import Delivery
 from sluice.client.payload_codecs import Decoder, decoder_for
-from sluice.client.queues.publisher import SendOptions
+from sluice.client.queues import SendOptions
 from sluice.errors import ConfigError
 from sluice.worker.idempotency import DeduplicationStore
 from sluice.worker.retry_policy import RetryPolicy

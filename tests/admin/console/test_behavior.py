@@ -73,7 +73,7 @@ def test_rates_are_computed_from_the_clock_of_the_samples(
     console.open()
     drawn = console.page.evaluate(
         """async () => {
-          const { History } = await import('/console/history.js');
+          const { History } = await import('/console/api/history.js');
           const history = new History();
           const at = (second, count) => ({
             name: 'local',

@@ -62,7 +62,7 @@ def test_rate_is_drawn_from_the_second_sample_on(broker: Broker, open_console: O
     console.open()
     drawn = console.page.evaluate(
         """async () => {
-          const { History } = await import('/console/history.js');
+          const { History } = await import('/console/api/history.js');
           const history = new History();
           const node = { publishes_received: 0, publishes_sent: 0 };
           const rates = { enqueue_rate: 0, dequeue_rate: 0, ack_rate: 0 };
@@ -142,7 +142,7 @@ def test_thousand_queues_are_paginated_and_filtered_and_updates_are_small(
     changes, added = page.evaluate(
         """async () => {
           const { app } = await import('/console/app.js');
-          const { QueueTable } = await import('/console/views/queue_table.js');
+          const { QueueTable } = await import('/console/views/queues/queue_table.js');
           const table = new QueueTable(app);
           table.update();
           const watch = new MutationObserver(() => {});
@@ -180,7 +180,7 @@ def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
     console.open()
     events = console.page.evaluate(
         """async () => {
-          const { EventParser } = await import('/console/live.js');
+          const { EventParser } = await import('/console/api/live.js');
           const first = ': welcome\\n\\nevent: queues\\r\\ndata: {"a":\\ndata: 1}\\r\\n\\r\\n';
           const text = first + 'event: queue\\ndata: 2\\n\\n';
           const read = (size) => {
@@ -196,7 +196,7 @@ def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
     assert events == [['queues={"a":\n1}', "queue=2"]] * 5
     faults = console.page.evaluate(
         """async () => {
-          const { faultsOf } = await import('/console/config_fields.js');
+          const { faultsOf } = await import('/console/parts/config_fields.js');
           const paths = ['partitions', 'limits.retention', 'retry_policy.jitter'];
           const parse = (message) => {
             const { byField, rest } = faultsOf(message, paths);
@@ -222,7 +222,7 @@ def test_charts_begin_with_the_samples_of_the_broker(broker: Broker, open_consol
     console.open()
     drawn = console.page.evaluate(
         """async () => {
-          const { History } = await import('/console/history.js');
+          const { History } = await import('/console/api/history.js');
           const history = new History();
           const queue = { name: 'q', total_messages: 7, enqueue_rate: 0 };
           Object.assign(queue, { dequeue_rate: 0, ack_rate: 0 });

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from tests.admin.grpc.conftest import GrpcApi
-from tests.admin.rest.test_owners import write
+from tests.admin.rest.routes.test_owners import write
 
 
 async def test_owners_are_listed_peeked_and_purged(grpc_api: GrpcApi) -> None:

@@ -12,7 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.admin.metrics import metrics_snapshot
-from sluice.admin.metrics.exposition import escape_label, render_exposition
+from sluice.admin.metrics.exposition import escape_label
+from sluice.admin.rest.routes.node_routes import render_metrics
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
 from tests.admin.live_broker import LiveBroker, Worker, live_broker, properties_of, publish
@@ -72,7 +73,7 @@ class Page:
 
 
 async def scrape(harness: LiveBroker) -> Page:
-    return Page((await render_exposition(harness.loop_bridge, MemoryWatermark(0))).decode())
+    return Page((await render_metrics(harness.loop_bridge, MemoryWatermark(0))).decode())
 
 
 async def work(harness: LiveBroker) -> Page:

@@ -226,7 +226,7 @@ def test_impossible_subscription_is_refused(wrong: dict[str, int]) -> None:
 def test_unknown_reason_is_refused_and_both_spellings_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from sluice.client.rejection_reasons import normalize_reason
+    from sluice.client.outcomes import normalize_reason
 
     assert [
         normalize_reason(one)

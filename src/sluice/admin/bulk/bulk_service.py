@@ -26,7 +26,7 @@ from sluice.admin.bulk.bulk_views import (
     QueueOffsets,
     QueueTarget,
 )
-from sluice.admin.queries.view_builders import QueueIndex
+from sluice.admin.queries import QueueIndex
 from sluice.errors import (
     InUse,
     InvalidBatch,

@@ -1,22 +1,22 @@
 // The console's frame: one live stream, one history, one page at a time. Pages get `app` and return
 // { element, title, tick?, detail?, navigate?, destroy? }.
 
-import { api, authorization, keepAuthorization, onSignIn } from "./api.js";
-import { learnAddresses, learnUser } from "./commands.js";
-import { closeDialogs } from "./dialogs.js";
-import { h, replace, setAttribute, setText } from "./dom.js";
-import { span } from "./format.js";
-import { History } from "./history.js";
-import { Live } from "./live.js";
-import { to, watch } from "./router.js";
-import { askForCredentials } from "./sign_in.js";
+import { api, authorization, keepAuthorization, onSignIn } from "./api/api.js";
+import { learnAddresses, learnUser } from "./base/commands.js";
+import { closeDialogs } from "./parts/dialogs.js";
+import { h, replace, setAttribute, setText } from "./base/dom.js";
+import { span } from "./base/format.js";
+import { History } from "./api/history.js";
+import { Live } from "./api/live.js";
+import { to, watch } from "./base/router.js";
+import { askForCredentials } from "./parts/sign_in.js";
 import { clientPage, clientsPage } from "./views/clients.js";
-import { messageTracePage } from "./views/message_trace.js";
-import { findPage } from "./views/find.js";
+import { messageTracePage } from "./views/messages/message_trace.js";
+import { findPage } from "./views/messages/find.js";
 import { nodesPage } from "./views/nodes.js";
 import { overviewPage } from "./views/overview.js";
 import { ownerPage, ownersPage } from "./views/owners.js";
-import { queuePage } from "./views/queue.js";
+import { queuePage } from "./views/queues/queue.js";
 import { unknownPage } from "./views/unknown.js";
 
 const PAGES = {

@@ -17,10 +17,8 @@ from typing import Any, Final, get_type_hints
 from sluice import __version__
 from sluice.admin import model
 from sluice.admin.broker_facade import strip_queue_prefix
-from sluice.admin.bulk.bulk_service import BulkService
-from sluice.admin.bulk.bulk_views import Batch, CommitResult, DeadLetterRepair, QueueTarget
-from sluice.admin.metrics.counter_sampling import CounterSample
-from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot
+from sluice.admin.bulk import Batch, BulkService, CommitResult, DeadLetterRepair, QueueTarget
+from sluice.admin.metrics import CounterSample, MetricsSnapshot
 from sluice.admin.model import QueueDetail
 from sluice.admin.service import AdminService
 from sluice.cluster.directory import Directory

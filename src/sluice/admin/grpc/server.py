@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sluice.access.identity import AdminAuthenticator
-from sluice.admin.forwarding.grpc_forwarding import GrpcForwarder
+from sluice.admin.grpc.forwarding import GrpcForwarder
 from sluice.admin.grpc.interceptor import SERVICE, GrpcAuthInterceptor
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
 from sluice.admin.grpc.servicer import QueueAdmin

@@ -22,7 +22,7 @@ from sluice.admin.grpc.protobuf_responses import build, build_all, build_message
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminServicer
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.model import QueueDetail
-from sluice.admin.queries.view_builders import build_caller, build_cluster
+from sluice.admin.queries import build_caller, build_cluster
 from sluice.admin.service import AdminService
 from sluice.cluster.directory import Directory
 from sluice.errors import UnknownQueue

@@ -1,0 +1,13 @@
+"""Counters of the broker: sampled for charts, and as a page for Prometheus."""
+
+from sluice.admin.metrics.counter_sampling import CounterSample, sample_counters
+from sluice.admin.metrics.exposition import render_exposition
+from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
+
+__all__ = [
+    "CounterSample",
+    "MetricsSnapshot",
+    "render_exposition",
+    "sample_counters",
+    "take_snapshot",
+]

@@ -24,13 +24,11 @@ from prometheus_client import (
 )
 
 from sluice.admin import model
-from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.metrics.metrics_snapshot import (
     GroupMetrics,
     MetricsSnapshot,
     QueueMetrics,
 )
-from sluice.admin.service import AdminService
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
 
@@ -261,10 +259,10 @@ ProcessCollector(registry=_PROCESS_REGISTRY)
 PlatformCollector(registry=_PROCESS_REGISTRY)
 
 
-async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> bytes:
+async def render_exposition(
+    node: model.Node, snapshot: MetricsSnapshot, store: model.Store, watermark: MemoryWatermark
+) -> bytes:
     """Render the whole page."""
-    node, snapshot = await bridge.call(_collect)
-    store = await bridge.call(lambda service: service.recent_store())
     lines: list[str] = []
     written: list[bytes] = []
     for line in chain(_lines(node, snapshot), _memory_lines(watermark), _store_lines(store)):
@@ -276,10 +274,6 @@ async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> b
     written.append("".join(lines).encode())
     written.append(generate_latest(_PROCESS_REGISTRY))
     return b"".join(written)
-
-
-async def _collect(service: AdminService) -> tuple[model.Node, MetricsSnapshot]:
-    return await service.node(), await service.collect_metrics()
 
 
 def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:

@@ -1,0 +1,34 @@
+"""What the admin service answers: one module for each kind of resource."""
+
+from sluice.admin.queries import (
+    client_operations,
+    dead_letter_operations,
+    message_lookup,
+    owner_operations,
+    publish_operation,
+    view_builders,
+)
+from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
+from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
+from sluice.admin.queries.offline_verification import verify_store
+from sluice.admin.queries.store_status import LossTracker, StoreStatus
+from sluice.admin.queries.view_builders import QueueIndex, build_caller, build_cluster
+
+__all__ = [
+    "MAX_EXAMINED",
+    "LossTracker",
+    "QueueIndex",
+    "StoreStatus",
+    "build_caller",
+    "build_cluster",
+    "client_operations",
+    "dead_letter_operations",
+    "message_lookup",
+    "message_trace",
+    "owner_operations",
+    "phrases",
+    "publish_operation",
+    "queue_diagnosis",
+    "verify_store",
+    "view_builders",
+]

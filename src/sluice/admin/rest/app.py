@@ -14,9 +14,9 @@ from fastapi import FastAPI
 
 from sluice import __version__
 from sluice.access.identity import AdminAuthenticator
-from sluice.admin.forwarding.rest_forwarding import RestForwarder
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.rest import errors, pages
+from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
 from sluice.admin.rest.middleware import RestAuthMiddleware
 from sluice.admin.rest.routes import (
     bulk_routes,

@@ -11,7 +11,7 @@ from fastapi import Depends, Request, Response
 from sluice.access.identity import Identity, Role, require_role
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.rest.errors import Busy, QueuesDisabled
-from sluice.admin.rest.json_models import to_json
+from sluice.admin.rest.schemas.json_models import to_json
 from sluice.admin.service import AdminService
 
 T = TypeVar("T")

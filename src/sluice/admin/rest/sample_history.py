@@ -16,7 +16,7 @@ from math import isnan, nan
 from typing import Final
 
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.metrics.counter_sampling import CounterSample
+from sluice.admin.metrics import CounterSample
 from sluice.admin.rest.deps import call_bridge
 from sluice.errors import SluiceError
 

@@ -24,8 +24,8 @@ from sluice.cli.support import (
     format_size,
     styled,
     table,
+    usage_error,
 )
-from sluice.cli.support.errors import usage_error
 from sluice.units import quote_path_segment
 
 app = typer.Typer(

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
 from sluice.client.message import Message, ReplyOptions
 from sluice.client.net import ReceiveBuffer
 from sluice.client.queues.delivery import Delivery
+from sluice.client.queues.ports import QueueClient
 from sluice.client.queues.publisher import QUEUE_PREFIX
 from sluice.client.queues.settler import Settler
 from sluice.wire.packets import V5
-
-if TYPE_CHECKING:
-    from sluice.client.client import Client
 
 LEAVE_SECONDS: Final = 5.0  # for the broker to acknowledge that we leave
 BARRIER_FILTER: Final = "sluice/nothing"  # a filter without subscriptions
@@ -36,7 +34,7 @@ class Consumer:
 
     def __init__(
         self,
-        client: Client,
+        client: QueueClient,
         queue: str,
         group: str | None,
         prefetch: int | None,

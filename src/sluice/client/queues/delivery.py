@@ -6,9 +6,8 @@ import json
 from typing import Any, Final, Protocol, Unpack
 
 from sluice.client.message import Message, ReplyOptions
+from sluice.client.outcomes import DELIVERY_ERROR, Reason, error_response, normalize_reason
 from sluice.client.payload_codecs import duration_text
-from sluice.client.rejection_reasons import DELIVERY_ERROR, Reason, normalize_reason
-from sluice.client.response_errors import error_response
 from sluice.wire.properties import Properties
 
 MAX_DESCRIPTION_BYTES: Final = 0x7FFF  # a dead letter stores no more

@@ -13,17 +13,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
 from sluice.client.net import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import duration_text, encode_payload
 from sluice.client.protocol import PublishProperties, make_publish
+from sluice.client.queues.ports import QueueClient
 from sluice.wire.packets import V5
-
-if TYPE_CHECKING:
-    from sluice.client.client import Client
 
 QUEUE_PREFIX: Final = "$queue/"
 YIELD_EVERY: Final = 256  # messages of `send_many` between two yields to the event loop
@@ -85,7 +83,7 @@ class Publisher:
     `await publisher.send(payload)` returns when the message is on disk.
     """
 
-    def __init__(self, client: Client, queue: str) -> None:
+    def __init__(self, client: QueueClient, queue: str) -> None:
         self.queue = queue.removeprefix(QUEUE_PREFIX)
         self.topic = QUEUE_PREFIX + self.queue
         self._client = client

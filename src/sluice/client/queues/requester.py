@@ -13,20 +13,18 @@ import asyncio
 import math
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
 from sluice.client.message import Message
 from sluice.client.net import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
+from sluice.client.outcomes import RESPONSE_ERROR, RESPONSE_ERROR_TYPE
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol import PublishProperties, make_publish
+from sluice.client.queues.ports import QueueClient
 from sluice.client.queues.replies import REPLY_QUEUE_PREFIX, correlation_of
-from sluice.client.response_errors import RESPONSE_ERROR, RESPONSE_ERROR_TYPE
 from sluice.wire.packets import V5
-
-if TYPE_CHECKING:
-    from sluice.client.client import Client
 
 _LEVEL: Final = re.compile(r"[^/+#$\0]+")
 
@@ -58,7 +56,7 @@ class RequestFailed(ClientError):
 class Requester:
     """The open requests of one client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self._client = client
         self._reply_path = _make_reply_path(client.client_id)
         self._count = 0
@@ -168,7 +166,7 @@ class Requester:
 
 
 def _make_request(
-    client: Client,
+    client: QueueClient,
     topic: str,
     payload: object,
     timeout: float,

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sluice.client.errors import ClientError, PublishRefused, Unsupported
 from sluice.client.net import Confirm
 from sluice.client.protocol import PendingOperation, PendingPublish
 from sluice.client.queues.delivery import Delivery
+from sluice.client.queues.ports import QueueClient
 from sluice.wire.packets import V5, Publish, build_publish
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR, NO_MATCHING_SUBSCRIBERS
-
-if TYPE_CHECKING:
-    from sluice.client.client import Client
 
 log = logging.getLogger("sluice.client")
 
@@ -35,7 +33,7 @@ MAX_IDS_PER_PUBLISH: Final = 256  # deliveries that one publish settles
 class Settler:
     """Tracks the deliveries of one consumer and sends their settlements."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self.tracked: dict[str, Delivery] = {}
         self.connection_number = 0  # counts connections
         # True: a job that is redelivered while it runs continues under its new token.

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from sluice.client.errors import Unsupported
 from sluice.client.message import Message
-from sluice.client.rejection_reasons import normalize_reason
+from sluice.client.outcomes import normalize_reason
 
 ORIGINAL_TOPIC: Final = "originalTopic"
 ORIGINAL_MESSAGE_TYPE: Final = "originalMessageType"

@@ -21,9 +21,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sluice.client.errors import ClientError
 from sluice.client.message import Message
-from sluice.client.outcomes import Reject, Retry, describe
+from sluice.client.outcomes import (
+    DELIVERY_ERROR,
+    UNACCEPTABLE,
+    Reject,
+    Retry,
+    describe,
+    normalize_reason,
+)
 from sluice.client.payload_codecs import UnreadablePayload
-from sluice.client.rejection_reasons import DELIVERY_ERROR, UNACCEPTABLE, normalize_reason
 from sluice.client.topics.subscription import UNLIMITED
 from sluice.units import parse_duration
 

@@ -19,8 +19,8 @@ from typing import Final
 from sluice.client.client import Client
 from sluice.client.errors import ClientError
 from sluice.client.message import Message
-from sluice.client.queues.delivery import sanitize_text
-from sluice.client.rejection_reasons import RECORDED_SPELLINGS, UNACCEPTABLE, normalize_reason
+from sluice.client.outcomes import RECORDED_SPELLINGS, UNACCEPTABLE, normalize_reason
+from sluice.client.queues import sanitize_text
 from sluice.client.topics.dead_letter_envelope import (
     ORIGINAL_MESSAGE_TYPE,
     ORIGINAL_TOPIC,

@@ -17,8 +17,7 @@ from typing import Final
 from sluice.client.client import Client
 from sluice.client.errors import PublishRefused, Unsupported
 from sluice.client.message import Message
-from sluice.client.queues.delivery import Delivery
-from sluice.client.queues.publisher import QUEUE_PREFIX
+from sluice.client.queues import QUEUE_PREFIX, Delivery
 from sluice.client.topics.dead_letter_envelope import METADATA, original_payload, read_dead_letter
 from sluice.wire.packets import V5
 from sluice.wire.properties import Properties

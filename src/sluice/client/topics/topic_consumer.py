@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from sluice.client.client import Client
 from sluice.client.message import Message
-from sluice.client.rejection_reasons import Reason
+from sluice.client.outcomes import Reason
 from sluice.client.topics.handler_loop import Handler, HandlerLoop
 from sluice.client.topics.rejections import Producer, Rejections
 from sluice.client.topics.subscription import (

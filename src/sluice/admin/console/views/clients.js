@@ -1,10 +1,10 @@
 // Connected clients and persistent sessions; and one client with its subscriptions.
 
-import { api, listOf } from "../api.js";
-import { ask, notice } from "../dialogs.js";
-import { h, replace } from "../dom.js";
-import { bytes, count, span } from "../format.js";
-import { to } from "../router.js";
+import { api, listOf } from "../api/api.js";
+import { ask, notice } from "../parts/dialogs.js";
+import { h, replace } from "../base/dom.js";
+import { bytes, count, span } from "../base/format.js";
+import { to } from "../base/router.js";
 import {
   empty,
   facts,
@@ -15,7 +15,7 @@ import {
   table,
   tag,
   time,
-} from "../widgets.js";
+} from "../parts/widgets.js";
 
 const EVERY = 5000;
 const LIMIT = 100;

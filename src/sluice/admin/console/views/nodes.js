@@ -1,10 +1,10 @@
 // The nodes of this broker: version, uptime and load of each; and in a cluster, the owners of
 // cells.
 
-import { api, listOf } from "../api.js";
-import { h, replace } from "../dom.js";
-import { bytes, count, span, timeOf } from "../format.js";
-import { facts, failed, loading, pageHead, table, tag, time } from "../widgets.js";
+import { api, listOf } from "../api/api.js";
+import { h, replace } from "../base/dom.js";
+import { bytes, count, span, timeOf } from "../base/format.js";
+import { facts, failed, loading, pageHead, table, tag, time } from "../parts/widgets.js";
 
 const EVERY = 5000;
 

@@ -1,13 +1,13 @@
 // All queues at a glance: the node's figures, charts, and a row of live figures for each queue. A
 // thousand queues are shown page by page, and a tick rewrites only changed figures.
 
-import { createQueue } from "../actions.js";
-import { Chart } from "../charts.js";
-import { mosquitto } from "../commands.js";
-import { h, replace, setText } from "../dom.js";
-import { bytes, count, rate, span, timeOf } from "../format.js";
-import { command, loading, pageHead } from "../widgets.js";
-import { QueueTable } from "./queue_table.js";
+import { createQueue } from "../parts/actions.js";
+import { Chart } from "../charts/charts.js";
+import { mosquitto } from "../base/commands.js";
+import { h, replace, setText } from "../base/dom.js";
+import { bytes, count, rate, span, timeOf } from "../base/format.js";
+import { command, loading, pageHead } from "../parts/widgets.js";
+import { QueueTable } from "./queues/queue_table.js";
 
 export function overviewPage(app) {
   const charts = [

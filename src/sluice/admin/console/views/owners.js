@@ -1,14 +1,14 @@
 // Last-value (exclusive) queues: their owners and how far each has read; and the values of one
 // owner.
 
-import { api, listOf } from "../api.js";
-import { mosquitto, quoted } from "../commands.js";
-import { ask, notice, openDialog } from "../dialogs.js";
-import { h, replace } from "../dom.js";
-import { bytes, count, plural } from "../format.js";
-import { messageFacts, propertyTables } from "../message_parts.js";
-import { payloadView, preview } from "../payload.js";
-import { to } from "../router.js";
+import { api, listOf } from "../api/api.js";
+import { mosquitto, quoted } from "../base/commands.js";
+import { ask, notice, openDialog } from "../parts/dialogs.js";
+import { h, replace } from "../base/dom.js";
+import { bytes, count, plural } from "../base/format.js";
+import { messageFacts, propertyTables } from "../parts/message_parts.js";
+import { payloadView, preview } from "../parts/payload.js";
+import { to } from "../base/router.js";
 import {
   command,
   empty,
@@ -21,7 +21,7 @@ import {
   table,
   tag,
   time,
-} from "../widgets.js";
+} from "../parts/widgets.js";
 
 const EVERY = 5000;
 const LIMIT = 200;

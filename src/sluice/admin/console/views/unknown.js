@@ -1,8 +1,8 @@
 // The page for an unknown address.
 
-import { h } from "../dom.js";
-import { to } from "../router.js";
-import { pageHead } from "../widgets.js";
+import { h } from "../base/dom.js";
+import { to } from "../base/router.js";
+import { pageHead } from "../parts/widgets.js";
 
 export function unknownPage() {
   return {

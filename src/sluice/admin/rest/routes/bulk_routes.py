@@ -17,9 +17,26 @@ from starlette.types import Receive, Scope, Send
 
 from sluice.access.identity import Role
 from sluice.admin.bulk import bulk_views
-from sluice.admin.forwarding.distributed_commit import forwarded_queues
-from sluice.admin.forwarding.rest_forwarding import RestForwarder
-from sluice.admin.rest.bulk_models import (
+from sluice.admin.rest.deps import call_service, require_queues_enabled, requires_role
+from sluice.admin.rest.errors import (
+    BodyBrokenOff,
+    BodyTooSlow,
+    InvalidRequest,
+    NotArrow,
+    Stopping,
+    UploadTooSlow,
+    error_responses,
+)
+from sluice.admin.rest.forwarding.distributed_commit import forwarded_queues
+from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
+from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
+from sluice.admin.rest.middleware import wait_disconnected
+from sluice.admin.rest.params import (
+    GroupName,
+    QueueName,
+    parse_queue_name,
+)
+from sluice.admin.rest.schemas.bulk_models import (
     AppName,
     BatchNumber,
     Commit,
@@ -43,23 +60,6 @@ from sluice.admin.rest.bulk_models import (
     TimeQuery,
     build_group_progress,
     build_partition_sequences,
-)
-from sluice.admin.rest.deps import call_service, require_queues_enabled, requires_role
-from sluice.admin.rest.errors import (
-    BodyBrokenOff,
-    BodyTooSlow,
-    InvalidRequest,
-    NotArrow,
-    Stopping,
-    UploadTooSlow,
-    error_responses,
-)
-from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
-from sluice.admin.rest.middleware import wait_disconnected
-from sluice.admin.rest.params import (
-    GroupName,
-    QueueName,
-    parse_queue_name,
 )
 from sluice.bulk import arrow, row_decoder
 from sluice.bulk.read_throttle import ReadThrottle

@@ -12,9 +12,9 @@ from sluice.access.identity import Role
 from sluice.admin import model
 from sluice.admin.rest.deps import call_service, caller, render, requires_role, respond
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import json_type
 from sluice.admin.rest.params import IntegerRange
 from sluice.admin.rest.routes.owner_routes import ClientId
+from sluice.admin.rest.schemas.json_models import json_type
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.admin import model
-from sluice.admin.queries.view_builders import build_cluster
+from sluice.admin.queries import build_cluster
 from sluice.admin.rest.deps import render
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import json_type
 from sluice.admin.rest.params import parse_queue_name
+from sluice.admin.rest.schemas.json_models import json_type
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
 

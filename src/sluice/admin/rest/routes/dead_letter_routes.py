@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from sluice.access.identity import Role
 from sluice.admin import model
-from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
+from sluice.admin.queries import MAX_EXAMINED
 from sluice.admin.rest.deps import (
     call_service,
     require_queues_enabled,
@@ -17,7 +17,6 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import IntegerRange, MessageId, QueueName, Timestamp, UnicodeText
 from sluice.admin.rest.routes.message_routes import (
     BASE64_SCHEMA,
@@ -25,6 +24,7 @@ from sluice.admin.rest.routes.message_routes import (
     Bytes,
     payload_bytes_each,
 )
+from sluice.admin.rest.schemas.json_models import Purged, json_type
 
 router = APIRouter(
     prefix="/api/v1/queues/{name}/dlq",

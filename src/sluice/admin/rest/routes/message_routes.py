@@ -20,7 +20,6 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import Found, json_type
 from sluice.admin.rest.params import (
     DurationRange,
     IntegerRange,
@@ -30,6 +29,7 @@ from sluice.admin.rest.params import (
     Timestamp,
     UnicodeText,
 )
+from sluice.admin.rest.schemas.json_models import Found, json_type
 
 router = APIRouter(
     prefix="/api/v1", dependencies=[Depends(require_queues_enabled)], tags=["messages"]

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from sluice.access.identity import Role, require_role
 from sluice.admin import model
-from sluice.admin.metrics.exposition import render_exposition
-from sluice.admin.queries.view_builders import build_caller
+from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.metrics import render_exposition
+from sluice.admin.queries import build_caller
 from sluice.admin.rest.deps import (
     call_service,
     caller,
@@ -22,7 +23,7 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import STATUS_MEANINGS, Refusal, Stopping, error_responses
-from sluice.admin.rest.json_models import Listeners, json_type
+from sluice.admin.rest.schemas.json_models import Listeners, json_type
 from sluice.admin.service import AdminService
 from sluice.errors import MemoryFull, SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
@@ -170,8 +171,15 @@ async def readiness(request: Request) -> Readiness:
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus, collected on request."""
     require_role(caller(request), Role.VIEWER, "read metrics")
-    page = await render_exposition(request.app.state.bridge, request.app.state.watermark)
+    page = await render_metrics(request.app.state.bridge, request.app.state.watermark)
     return Response(page, media_type=METRICS_TYPE)
+
+
+async def render_metrics(bridge: LoopBridge, watermark: MemoryWatermark) -> bytes:
+    node = await bridge.call(lambda service: service.node())
+    snapshot = await bridge.call(lambda service: service.collect_metrics())
+    store = await bridge.call(lambda service: service.recent_store())
+    return await render_exposition(node, snapshot, store, watermark)
 
 
 async def _no_operation(service: AdminService) -> None:

@@ -16,9 +16,9 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import IntegerRange, decode_segment
 from sluice.admin.rest.routes.message_routes import MAX_RESPONSE_PAYLOAD_BYTES, payload_bytes_each
+from sluice.admin.rest.schemas.json_models import Purged, json_type
 
 router = APIRouter(
     prefix="/api/v1/ecq", dependencies=[Depends(require_queues_enabled)], tags=["exclusive queues"]

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.access.identity import Role
 from sluice.admin import model
-from sluice.admin.rest.config_schema import CHANGES_SCHEMA, CONFIG_SCHEMA
 from sluice.admin.rest.deps import (
     call_service,
     caller,
@@ -19,7 +18,6 @@ from sluice.admin.rest.deps import (
     respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import (
     TIME_PATTERN,
     DurationRange,
@@ -28,6 +26,8 @@ from sluice.admin.rest.params import (
     QueueName,
     parse_queue_name,
 )
+from sluice.admin.rest.schemas.config_schema import CHANGES_SCHEMA, CONFIG_SCHEMA
+from sluice.admin.rest.schemas.json_models import Purged, json_type
 from sluice.units import quote_path_segment
 
 router = APIRouter(prefix="/api/v1/queues", dependencies=[Depends(require_queues_enabled)])

@@ -39,7 +39,7 @@ from sluice.cli.support import (
     usage_error,
 )
 from sluice.client import Client, ClientError, Confirm, Message, PublishRefused, SubscribeRefused
-from sluice.client.queues.delivery import BROKER_PROPERTIES
+from sluice.client.queues import BROKER_PROPERTIES
 
 PREFETCH: Final = 100
 

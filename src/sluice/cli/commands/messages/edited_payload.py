@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from sluice.cli.support import CommandError
-from sluice.cli.support.errors import usage_error
+from sluice.cli.support import CommandError, usage_error
 
 
 def read_edited_payload(file: Path | None, is_for_one: bool) -> dict[str, object]:

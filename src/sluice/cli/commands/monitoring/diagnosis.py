@@ -159,7 +159,7 @@ def _verify_offline(data: Path) -> dict[str, Any]:
     # Packages of the broker, which no other client command needs.
     from dataclasses import asdict
 
-    from sluice.admin.queries.offline_verification import verify_store
+    from sluice.admin.queries import verify_store
     from sluice.store.embedded import EmbeddedStore
 
     try:

@@ -1,12 +1,12 @@
 // The settings of a queue, to read and to change. Only changes are sent; errors are shown at their
 // fields.
 
-import { api } from "../api.js";
-import { SECTIONS, faultsOf, read, setAt, shown, valueAt } from "../config_fields.js";
-import { notice, troubleOf } from "../dialogs.js";
-import { freshId, h, replace } from "../dom.js";
-import { plural } from "../format.js";
-import { failed, loading } from "../widgets.js";
+import { api } from "../../api/api.js";
+import { SECTIONS, faultsOf, read, setAt, shown, valueAt } from "../../parts/config_fields.js";
+import { notice, troubleOf } from "../../parts/dialogs.js";
+import { freshId, h, replace } from "../../base/dom.js";
+import { plural } from "../../base/format.js";
+import { failed, loading } from "../../parts/widgets.js";
 
 export function configTab(page) {
   const { app, name } = page;

@@ -3,11 +3,11 @@
 // not while the user points or types in the table: a row that jumps away is worse than one that is
 // out of order.
 
-import { Spark } from "../charts.js";
-import { Keyed, freshId, h, setAttribute, setText } from "../dom.js";
-import { count, plural, rate } from "../format.js";
-import { to } from "../router.js";
-import { labelCells } from "../widgets.js";
+import { Spark } from "../../charts/charts.js";
+import { Keyed, freshId, h, setAttribute, setText } from "../../base/dom.js";
+import { count, plural, rate } from "../../base/format.js";
+import { to } from "../../base/router.js";
+import { labelCells } from "../../parts/widgets.js";
 
 const ROWS = 50;
 const SETTLE = 4000;

@@ -1,12 +1,12 @@
 // The current state of a queue: figures, charts, message states, diagnosis, groups and partitions.
 
-import { api } from "../api.js";
-import { PartitionBars, StateBar } from "../bars.js";
-import { Chart } from "../charts.js";
-import { mosquitto } from "../commands.js";
-import { Keyed, h, setText } from "../dom.js";
-import { bytes, count, rate, short } from "../format.js";
-import { command, empty } from "../widgets.js";
+import { api } from "../../api/api.js";
+import { PartitionBars, StateBar } from "../../charts/bars.js";
+import { Chart } from "../../charts/charts.js";
+import { mosquitto } from "../../base/commands.js";
+import { Keyed, h, setText } from "../../base/dom.js";
+import { bytes, count, rate, short } from "../../base/format.js";
+import { command, empty } from "../../parts/widgets.js";
 import { DoctorCard } from "./doctor.js";
 import { GroupCard } from "./groups.js";
 

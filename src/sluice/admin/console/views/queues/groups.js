@@ -1,10 +1,10 @@
 // One consumer group: its lag, its ledger, and which consumer serves which partitions.
 
-import { seekGroup } from "../actions.js";
-import { PartitionStrip, StateBar, toneOf } from "../bars.js";
-import { Keyed, h, replace, setAttribute, setText } from "../dom.js";
-import { count, ranges } from "../format.js";
-import { ageText, labelCells, table, tag } from "../widgets.js";
+import { seekGroup } from "../../parts/actions.js";
+import { PartitionStrip, StateBar, toneOf } from "../../charts/bars.js";
+import { Keyed, h, replace, setAttribute, setText } from "../../base/dom.js";
+import { count, ranges } from "../../base/format.js";
+import { ageText, labelCells, table, tag } from "../../parts/widgets.js";
 
 const LEDGER = [
   "enqueued",

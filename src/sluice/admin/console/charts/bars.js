@@ -1,7 +1,7 @@
 // Flat bars: messages by state, and partitions by consumer.
 
-import { h, replace, s, setAttribute, setText } from "./dom.js";
-import { count, plural, ranges } from "./format.js";
+import { h, replace, s, setAttribute, setText } from "../base/dom.js";
+import { count, plural, ranges } from "../base/format.js";
 
 export const STATES = [
   ["waiting", "Waiting", "ready for a consumer, or after an earlier message of its key"],

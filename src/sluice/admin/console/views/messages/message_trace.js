@@ -1,12 +1,21 @@
 // The trace of one message: its state in each group and why, its events, and the message itself.
 
-import { api } from "../api.js";
-import { h, replace } from "../dom.js";
-import { count, sentence } from "../format.js";
-import { messageFacts, propertyTables, timeline } from "../message_parts.js";
-import { payloadView } from "../payload.js";
-import { to } from "../router.js";
-import { advice, empty, failed, loading, pageHead, prose, stateTag, time } from "../widgets.js";
+import { api } from "../../api/api.js";
+import { h, replace } from "../../base/dom.js";
+import { count, sentence } from "../../base/format.js";
+import { messageFacts, propertyTables, timeline } from "../../parts/message_parts.js";
+import { payloadView } from "../../parts/payload.js";
+import { to } from "../../base/router.js";
+import {
+  advice,
+  empty,
+  failed,
+  loading,
+  pageHead,
+  prose,
+  stateTag,
+  time,
+} from "../../parts/widgets.js";
 import { deadLetterParts } from "./dead_letter.js";
 
 const EVERY = 2000;

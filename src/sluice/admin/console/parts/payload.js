@@ -1,7 +1,7 @@
 // A payload as text, indented JSON or bytes. It is data: shown, never interpreted.
 
-import { h, replace } from "./dom.js";
-import { bytes } from "./format.js";
+import { h, replace } from "../base/dom.js";
+import { bytes } from "../base/format.js";
 
 const HEX_LIMIT = 16384; // bytes shown as hex
 const TEXT_LIMIT = 262144;

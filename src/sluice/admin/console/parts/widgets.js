@@ -1,8 +1,8 @@
 // Small parts that pages share: times, tags, commands to copy, page headings, empty states.
 
-import { complete } from "./commands.js";
-import { h, setText } from "./dom.js";
-import { ago, localTime, sentence, span, timeOf, utcTime } from "./format.js";
+import { complete } from "../base/commands.js";
+import { h, setText } from "../base/dom.js";
+import { ago, localTime, sentence, span, timeOf, utcTime } from "../base/format.js";
 
 /** A time: local, with UTC on hover; "never" for none. */
 export function time(value, { age = false, milliseconds = false, none = "\u2013" } = {}) {

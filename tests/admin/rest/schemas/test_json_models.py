@@ -10,7 +10,7 @@ import pytest
 from sluice.admin import model
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.protobuf_responses import attribute_names
-from sluice.admin.rest.json_models import json_type
+from sluice.admin.rest.schemas.json_models import json_type
 
 RESOURCES: dict[type, Any] = {
     model.Ledger: pb.Ledger,

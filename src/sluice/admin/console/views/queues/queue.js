@@ -1,16 +1,16 @@
 // One queue: its heading, actions and tabs. Changing the tab keeps the heading and the focus.
 
-import { deleteQueue, publishMessage, purgeQueue } from "../actions.js";
-import { api } from "../api.js";
-import { mosquitto } from "../commands.js";
-import { h, replace, setAttribute, setText } from "../dom.js";
-import { count } from "../format.js";
-import { to } from "../router.js";
-import { command, empty, failed, loading, pageHead, tag } from "../widgets.js";
+import { deleteQueue, publishMessage, purgeQueue } from "../../parts/actions.js";
+import { api } from "../../api/api.js";
+import { mosquitto } from "../../base/commands.js";
+import { h, replace, setAttribute, setText } from "../../base/dom.js";
+import { count } from "../../base/format.js";
+import { to } from "../../base/router.js";
+import { command, empty, failed, loading, pageHead, tag } from "../../parts/widgets.js";
 import { configTab } from "./config.js";
-import { deadLettersTab } from "./dead_letters.js";
+import { deadLettersTab } from "../messages/dead_letters.js";
 import { figuresTab } from "./figures.js";
-import { messagesTab } from "./messages.js";
+import { messagesTab } from "../messages/messages.js";
 
 const TABS = [
   ["", "Overview", figuresTab],

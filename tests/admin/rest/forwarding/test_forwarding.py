@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice.admin.forwarding import rest_forwarding
-from sluice.admin.forwarding.rest_forwarding import RestForwarder
 from sluice.admin.rest.errors import Busy, RemoteRefusal, render_refusal
+from sluice.admin.rest.forwarding import request_forwarding
+from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
 from sluice.admin.rest.http_protocol import CONNECTION_KEY
 from sluice.bulk.staging import Stage
 from sluice.cluster.directory import Directory
@@ -337,7 +337,7 @@ async def test_client_whose_session_is_on_another_node_than_its_id_is_found(
 async def test_client_is_found_while_the_cell_of_its_id_has_no_owner(
     forwarder: ForwardingNode, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_forwarding, "OWNER_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(request_forwarding, "OWNER_WAIT_SECONDS", 0.0)
     far = next(one for one in map(str, range(100)) if forwarder.directory.cell_of_client(one) == 2)
     forwarder.claims.clear()
     await forwarder.get(f"/clients/{far}")

@@ -1,14 +1,14 @@
 // The messages of a queue, oldest first; showing them takes nothing. One message opens in a drawer.
 
-import { api, listOf } from "../api.js";
-import { mosquitto } from "../commands.js";
-import { openDialog } from "../dialogs.js";
-import { h, replace } from "../dom.js";
-import { bytes, count } from "../format.js";
-import { messageFacts, propertyTables } from "../message_parts.js";
-import { payloadView, preview } from "../payload.js";
-import { to } from "../router.js";
-import { command, empty, failed, loading, stateTag, table, time } from "../widgets.js";
+import { api, listOf } from "../../api/api.js";
+import { mosquitto } from "../../base/commands.js";
+import { openDialog } from "../../parts/dialogs.js";
+import { h, replace } from "../../base/dom.js";
+import { bytes, count } from "../../base/format.js";
+import { messageFacts, propertyTables } from "../../parts/message_parts.js";
+import { payloadView, preview } from "../../parts/payload.js";
+import { to } from "../../base/router.js";
+import { command, empty, failed, loading, stateTag, table, time } from "../../parts/widgets.js";
 
 const LIMIT = 50;
 

@@ -1,12 +1,12 @@
 // The dead letters of a queue: reason, time, attempts and group. They can be read, redriven one by
 // one or by filter, and deleted.
 
-import { api, listOf } from "../api.js";
-import { ask, notice } from "../dialogs.js";
-import { h, replace } from "../dom.js";
-import { count, plural } from "../format.js";
-import { preview } from "../payload.js";
-import { empty, failed, loading, table, tag, time } from "../widgets.js";
+import { api, listOf } from "../../api/api.js";
+import { ask, notice } from "../../parts/dialogs.js";
+import { h, replace } from "../../base/dom.js";
+import { count, plural } from "../../base/format.js";
+import { preview } from "../../parts/payload.js";
+import { empty, failed, loading, table, tag, time } from "../../parts/widgets.js";
 import { MEANINGS, headerOf, openDeadLetter, originalId, retryDeadLetter } from "./dead_letter.js";
 
 const LIMIT = 50;

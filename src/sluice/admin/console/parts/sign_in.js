@@ -1,9 +1,9 @@
 // The sign-in dialog: a user name and a password, or a token. No other code asks for credentials.
 
-import { basicAuthorization, bearerAuthorization } from "./api.js";
+import { basicAuthorization, bearerAuthorization } from "../api/api.js";
 import { openDialog } from "./dialogs.js";
-import { freshId, h, replace } from "./dom.js";
-import { sentence } from "./format.js";
+import { freshId, h, replace } from "../base/dom.js";
+import { sentence } from "../base/format.js";
 
 const ROLES = "with the role viewer, operator or admin";
 const WAYS = {

@@ -1,9 +1,9 @@
 // Line charts in SVG: up to five minutes, one scale, a readout under the pointer. A chart draws in
 // real pixels (no stretched text), redraws on update and on resize, and knows nothing of queues.
 
-import { h, replace, s, setAttribute, setText } from "./dom.js";
-import { localTime, short } from "./format.js";
-import { SAMPLES } from "./history.js";
+import { h, replace, s, setAttribute, setText } from "../base/dom.js";
+import { localTime, short } from "../base/format.js";
+import { SAMPLES } from "../api/history.js";
 
 // Seconds; the shortest that fits the data, to avoid empty charts.
 const WINDOWS = [60, 120, SAMPLES];

@@ -1,10 +1,10 @@
 // The server's diagnosis: the cause and what helps, then further findings. Fetched every few
 // seconds while it is visible; redrawn only when it changed.
 
-import { api } from "../api.js";
-import { h, replace, setText } from "../dom.js";
-import { localTime } from "../format.js";
-import { advice, failed, loading, prose, tag } from "../widgets.js";
+import { api } from "../../api/api.js";
+import { h, replace, setText } from "../../base/dom.js";
+import { localTime } from "../../base/format.js";
+import { advice, failed, loading, prose, tag } from "../../parts/widgets.js";
 
 const EVERY = 5000;
 

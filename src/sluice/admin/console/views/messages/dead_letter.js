@@ -1,13 +1,18 @@
 // One dead letter: its reason, payload and history, and the actions retry and delete.
 
-import { field } from "../actions.js";
-import { api } from "../api.js";
-import { ask, attempt, notice, openDialog } from "../dialogs.js";
-import { h, replace } from "../dom.js";
-import { messageFacts, propertyTables, eventsFromHeaders, timeline } from "../message_parts.js";
-import { payloadBytes, payloadView } from "../payload.js";
-import { to } from "../router.js";
-import { facts, tag, time } from "../widgets.js";
+import { field } from "../../parts/actions.js";
+import { api } from "../../api/api.js";
+import { ask, attempt, notice, openDialog } from "../../parts/dialogs.js";
+import { h, replace } from "../../base/dom.js";
+import {
+  messageFacts,
+  propertyTables,
+  eventsFromHeaders,
+  timeline,
+} from "../../parts/message_parts.js";
+import { payloadBytes, payloadView } from "../../parts/payload.js";
+import { to } from "../../base/router.js";
+import { facts, tag, time } from "../../parts/widgets.js";
 
 export const MEANINGS = {
   max_retries: "failed more often than the queue allows",

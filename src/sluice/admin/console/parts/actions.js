@@ -1,11 +1,11 @@
 // Actions on queues: publish, seek, purge, create, delete. Each opens a dialog that names the queue
 // it changes, and shows the server's refusal in that dialog.
 
-import { api } from "./api.js";
+import { api } from "../api/api.js";
 import { ask, notice } from "./dialogs.js";
-import { freshId, h, replace } from "./dom.js";
-import { count, plural } from "./format.js";
-import { to } from "./router.js";
+import { freshId, h, replace } from "../base/dom.js";
+import { count, plural } from "../base/format.js";
+import { to } from "../base/router.js";
 
 /** A labelled input: { element, input }. */
 export function field(label, input, hint = "") {

@@ -1,9 +1,9 @@
 // Dialogs, notices, and their errors. Built on <dialog>: the browser keeps the focus inside, closes
 // on Esc and makes the rest inert. The focus is returned here, because the opener may be redrawn.
 
-import { Refused } from "./api.js";
-import { freshId, h, replace } from "./dom.js";
-import { sentence } from "./format.js";
+import { Refused } from "../api/api.js";
+import { freshId, h, replace } from "../base/dom.js";
+import { sentence } from "../base/format.js";
 
 /**
  * Open a dialog. `body(close)` returns its content; `close(value)` ends it. Resolves to that value,

@@ -20,13 +20,13 @@ from urllib.parse import parse_qs, unquote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.admin.forwarding.distributed_commit import (
+from sluice.admin.rest.errors import Busy, render_refusal
+from sluice.admin.rest.forwarding.distributed_commit import (
     BULK_TIMEOUT,
     FORWARDED_HEADER,
     DistributedCommit,
     HttpTimeout,
 )
-from sluice.admin.rest.errors import Busy, render_refusal
 from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
 from sluice.admin.rest.middleware import replay_body, wait_disconnected
 from sluice.admin.rest.params import parse_queue_name

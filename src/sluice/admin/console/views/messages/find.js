@@ -1,10 +1,10 @@
 // The queues that know a message, by its id. A single one redirects to the trace there.
 
-import { api } from "../api.js";
-import { quoted } from "../commands.js";
-import { h, replace } from "../dom.js";
-import { to } from "../router.js";
-import { command, empty, failed, loading, pageHead } from "../widgets.js";
+import { api } from "../../api/api.js";
+import { quoted } from "../../base/commands.js";
+import { h, replace } from "../../base/dom.js";
+import { to } from "../../base/router.js";
+import { command, empty, failed, loading, pageHead } from "../../parts/widgets.js";
 
 export function findPage(app, route) {
   const place = h("div", null, loading("the message"));

@@ -1,7 +1,7 @@
 // Parts that show one message: its facts, properties, and its history as a timeline.
 
-import { h } from "./dom.js";
-import { bytes, count, span, timeOf } from "./format.js";
+import { h } from "../base/dom.js";
+import { bytes, count, span, timeOf } from "../base/format.js";
 import { facts, table, time } from "./widgets.js";
 
 const text = (value) =>

@@ -1,0 +1,1 @@
+"""Carries requests to the other nodes of a cluster."""

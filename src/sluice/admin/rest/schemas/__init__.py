@@ -1,0 +1,1 @@
+"""JSON of the resources, of bulk requests and of the configuration."""
