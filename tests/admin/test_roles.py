@@ -109,6 +109,7 @@ REST_ROUTES = {
     "GET /api/v1/bulk/queues/{name}/offsets/at": V,
     "GET /api/v1/bulk/queues/{name}/partitions/{partition}/rows": V,
     "GET /api/v1/bulk/queues/{name}/rows": V,
+    "GET /api/v1/bulk/queues/{name}/rows/count": V,
     "GET /api/v1/bulk/queues/{name}/groups/{group}/progress": V,
     "PUT /api/v1/bulk/queues/{name}/groups/{group}/progress": O,
     "POST /api/v1/bulk/stages/{app}/{batch}": O,

@@ -87,7 +87,7 @@ async def test_every_response_is_described(rest_api: RestApi) -> None:
         for path, found in description["paths"].items()
         if path.startswith("/api/v1/bulk/")
     }
-    assert len(paths) == 8
+    assert len(paths) == 9
     rows = paths["/api/v1/bulk/queues/{name}/partitions/{partition}/rows"]["get"]["responses"]
     assert {"200", "400", "401", "403", "404", "409", "410", "501", "503"} == set(rows)
     assert list(rows["200"]["content"]) == [ARROW["Content-Type"]]
