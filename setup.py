@@ -70,8 +70,8 @@ NOT_COMPILED = {
     "broker/net/listener.py",
     "broker/net/origins.py",
     "broker/net/websocket.py",
-    "queues/config.py",
-    "queues/views.py",
+    "queues/service/queue_config.py",
+    "queues/service/views.py",
 }
 
 PACKAGE = Path("src/sluice")

@@ -30,8 +30,8 @@ from sluice.broker.namespaces.compacted.handler import MAX_BATCHED_WRITES
 from sluice.message import Message
 from sluice.queues.commit_loop import SNAPSHOT_BATCH_SIZE
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.config import read_config
 from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
+from sluice.queues.service.queue_config import read_config
 
 BLOCK = 2000  # publishes per block
 BATCH_SIZE = 50  # of one read

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 from sluice.broker.net.connection import Connection
 from sluice.broker_core import BrokerCore
-from sluice.queues.templates import QueueTemplates, Template
+from sluice.queues.service.templates import QueueTemplates, Template
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import RecoveryLoader, RecoveryReport, Store

@@ -37,12 +37,12 @@ import uvloop
 from sluice.bench.procfs import cpu_of
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Consumer
 from sluice.queues.ports import Publisher
 from sluice.queues.recovery.note_decoder import QueueNoteDecoder
+from sluice.queues.service.queue_config import read_config
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore

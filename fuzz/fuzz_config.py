@@ -27,7 +27,7 @@ harness.find_sources()
 from sluice.admin.rest.schemas.config_schema import CONFIG_SCHEMA  # that it can be made  # noqa: F401
 from sluice.errors import SluiceError
 from sluice.json_schema import build_validator, find_schema_error
-from sluice.queues.config import read_config
+from sluice.queues.service.queue_config import read_config
 from tests.broker.namespaces.kit import QueueHarness, put
 
 SLOW_SECONDS = 1.0

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from sluice.cluster.settings import LinkAddress
 from sluice.config.settings import SESSION_NEVER_EXPIRES, Settings
 from sluice.config_types import ValueRange
-from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
+from sluice.queues.service.queue_config import DEAD_LETTER_DEFAULTS, QueueConfig
 from sluice.units import Address, format_duration
 
 SERVER: dict[str, str] = {
@@ -241,7 +241,7 @@ QUEUE: dict[str, str] = {
 HEAD = """# Configuration
 
 `scripts/make-docs` generates this page from the models in `src/sluice/config/settings.py` and
-`src/sluice/queues/config.py` and the texts in `scripts/configuration_page.py`.
+`src/sluice/queues/service/queue_config.py` and the texts in `scripts/configuration_page.py`.
 
 `sluice serve` needs no configuration. The first of these that has a setting decides:
 

@@ -36,7 +36,7 @@ from typing import Final
 
 from sluice.broker.net.connection import Connection
 from sluice.broker_core import BrokerCore
-from sluice.queues.templates import QueueTemplates, Template
+from sluice.queues.service.templates import QueueTemplates, Template
 from sluice.store.embedded import EmbeddedStore
 from sluice.testing.virtual_time import VirtualTime
 from sluice.wire.encode import encode
@@ -316,7 +316,7 @@ def publish(harness: Harness, recorder: Recorder) -> Trace:
 
 def deliver(harness: Harness, recorder: Recorder, queue_name: str = "work") -> Trace:
     """Publish to a queue with a waiting consumer; record from dispatch to its packet."""
-    with recorder.recording("queues/flow/dispatch.on_frame_committed") as trace:
+    with recorder.recording("queues/flow/delivery/dispatch.on_frame_committed") as trace:
         harness.consumer.ends_recording_with = Publish
         harness.publisher.send(harness.publisher.publish(f"$queue/{queue_name}", []))
         harness.run_until(lambda: harness.consumer.has(Publish))

@@ -15,7 +15,7 @@ from sluice.alerts import HANDLER_GROUP, AlertSender, load_alert_handlers
 from sluice.backoff import Backoff
 from sluice.client import Client
 from sluice.errors import ConfigError
-from sluice.queues.effects import Alert
+from sluice.queues.model.effects import Alert
 from tests.support.broker_process import StartBroker
 
 ALERT_JSON = {

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sluice.backoff import Backoff
 from sluice.errors import ConfigError
-from sluice.queues.effects import Alert
+from sluice.queues.model import Alert
 from sluice.units import format_duration
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from sluice.process.memory_watermark import (
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
 from sluice.queue_settings import check_templates, make_templates, reload_templates
-from sluice.queues.templates import QueueTemplates
+from sluice.queues.service import QueueTemplates
 from sluice.units import Address
 
 if TYPE_CHECKING:

@@ -28,13 +28,10 @@ from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
-from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
-from sluice.queues.model import QueueRules
-from sluice.queues.service import QueueService
-from sluice.queues.templates import QueueTemplates
+from sluice.queues.model import Alert, QueueRules
+from sluice.queues.service import QueueService, QueueTemplates, read_config
 from sluice.store.protocol import RecoveryReport, Store
 
 CACHE_BYTES = 16_777_216  # of message bodies

@@ -40,11 +40,11 @@ from sluice.process.logs import hide_secrets
 from sluice.process.memory_watermark import MemoryWatermark
 from sluice.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.queues.commit_loop import CommitListener, CommitLoop
-from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
+from sluice.queues.model import Alert
 from sluice.queues.recovery import unusable_record
-from sluice.queues.templates import QueueTemplates
+from sluice.queues.service import QueueTemplates
 from sluice.store.protocol import RecoveryReport, Store
 from sluice.store_opener import CellStore, OpenedStore, open_store_of
 from sluice.wire import decode as wire_decode

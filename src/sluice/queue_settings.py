@@ -11,9 +11,14 @@ from sluice.config.settings import Settings
 from sluice.errors import ConfigError, InvalidQueueConfig, SluiceError
 from sluice.json_schema import find_schema_error
 from sluice.queues.compacted import ExclusiveRules
-from sluice.queues.config import DEFAULT_PARTITIONS, check_new_bindings, read_config
 from sluice.queues.model import QueueRules
-from sluice.queues.templates import QueueTemplates, Template
+from sluice.queues.service import (
+    DEFAULT_PARTITIONS,
+    QueueTemplates,
+    Template,
+    check_new_bindings,
+    read_config,
+)
 from sluice.wire.topics import has_wildcard, matches
 
 log = logging.getLogger(__name__)

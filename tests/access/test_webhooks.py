@@ -14,7 +14,7 @@ import trustme
 
 from sluice.alerts import AlertSender, SsrfGuard
 from sluice.backoff import Backoff
-from sluice.queues.effects import Alert
+from sluice.queues.model.effects import Alert
 from tests.broker.namespaces.kit import QueueHarness, put
 
 INSIDE = [

@@ -20,7 +20,7 @@ import pytest
 
 from sluice.admin.service import AdminService
 from sluice.broker.limits import Limits
-from sluice.queues.effects import Alert
+from sluice.queues.model.effects import Alert
 from sluice.queues.model.ledger import verify
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore

@@ -96,6 +96,7 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "queues.log": frozenset(),
     "queues.model": frozenset({"log"}),
     "queues.recovery": frozenset({"bulk", "flow", "log", "model"}),
+    "queues.service": frozenset({"log", "model"}),
     "spark.http": frozenset(),
     "spark.pipelines": frozenset({"http", "source"}),
     "spark.runtime": frozenset(),
@@ -139,6 +140,7 @@ INTERFACES: frozenset[str] = frozenset(
         "queues.log",
         "queues.model",
         "queues.recovery",
+        "queues.service",
         "spark.http",
         "store.embedded",
     }

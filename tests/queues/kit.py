@@ -25,10 +25,10 @@ from sluice.message import Message, decode_headers
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.bulk.start_position import resolve_start
 from sluice.queues.commit_loop import CommitListener, CommitLoop
-from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.effects import Alert
 from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition

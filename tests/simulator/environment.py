@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.effects import Alert
 from sluice.queues.model.queue_rules import (
     ANY_ORDER,
     DEAD_LETTER,

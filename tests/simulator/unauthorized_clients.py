@@ -15,7 +15,7 @@ from typing import Final
 
 from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.queues.engine import Engine
-from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
 from sluice.queues.names import format_message_id

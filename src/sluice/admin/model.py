@@ -2,8 +2,8 @@
 
 Frozen, built on the broker's loop, read anywhere. A field has a type, a meaning and a unit here;
 REST (`rest/json_models`) and gRPC (`grpc/protobuf_responses`) derive their form from it and add
-nothing. The resources of queues are in `queues.views`. Times are seconds since 1970, 0.0 for never;
-sizes are bytes.
+nothing. The resources of queues are in `queues.service.views`. Times are seconds since 1970, 0.0
+for never; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -11,20 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from sluice.queues.views import (
-    Consumer,
-    Doc,
-    Duration,
-    Group,
-    Ledger,
-    Partition,
-    Pause,
-    Queue,
-    Rate,
-    Size,
-    Time,
-    Unit,
-)
+from sluice.queues.service import views
 
 __all__ = [
     "Caller",
@@ -72,6 +59,20 @@ __all__ = [
     "Time",
     "Unit",
 ]
+
+# The resources of queues, and what describes a field.
+Consumer = views.Consumer
+Doc = views.Doc
+Duration = views.Duration
+Group = views.Group
+Ledger = views.Ledger
+Partition = views.Partition
+Pause = views.Pause
+Queue = views.Queue
+Rate = views.Rate
+Size = views.Size
+Time = views.Time
+Unit = views.Unit
 
 RoleName = Literal["viewer", "operator", "admin"]
 StoreKind = Literal["embedded", "memory", "redis"]

@@ -26,7 +26,6 @@ from sluice.message import Message
 from sluice.queues.bodies import BodyCache, BodyReads, decode_message
 from sluice.queues.bulk import BatchWriting, BulkProgress, Redrive
 from sluice.queues.compacted import ExclusiveQueues, OwnerRead
-from sluice.queues.effects import BodyRead, Effects
 from sluice.queues.flow import (
     Appender,
     DeadLetters,
@@ -55,9 +54,18 @@ from sluice.queues.log import (
     SegmentUsage,
     notes,
 )
-from sluice.queues.model import Consumer, Group, Lease, Partition, Queue, QueueRules
+from sluice.queues.model import (
+    BodyRead,
+    Consumer,
+    Effects,
+    EngineState,
+    Group,
+    Lease,
+    Partition,
+    Queue,
+    QueueRules,
+)
 from sluice.queues.ports import Codec, Publisher
-from sluice.queues.state import EngineState
 from sluice.store.protocol import PID_OFFSET, decode_record
 
 

@@ -20,10 +20,9 @@ from sluice.broker_core import BrokerCore
 from sluice.client import Client
 from sluice.client.queues import SendOptions
 from sluice.message import Message, decode_headers
-from sluice.queues.effects import Alert
-from sluice.queues.model import Ledger, Partition, build_ledger, verify
+from sluice.queues.model import Alert, Ledger, Partition, build_ledger, verify
 from sluice.queues.names import format_message_id
-from sluice.queues.templates import QueueTemplates, Template
+from sluice.queues.service import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.testing.virtual_time import VirtualTime
 from sluice.units import parse_duration

@@ -13,9 +13,9 @@ from typing import Any
 
 from sluice.broker.limits import Limits
 from sluice.broker_core import BrokerCore
-from sluice.queues.effects import Alert
+from sluice.queues.model.effects import Alert
 from sluice.queues.model.queue import Queue
-from sluice.queues.templates import QueueTemplates, Template
+from sluice.queues.service.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC

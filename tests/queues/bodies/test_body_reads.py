@@ -8,7 +8,7 @@ import pytest
 
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop.housekeeping import SNAPSHOT_BYTES_PER_DELAY_SECOND
-from sluice.queues.model.message_columns import Block
+from sluice.queues.model.containers.message_columns import Block
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EmbeddedBackend, EngineUnderTest, MemoryBackend, StoreBackend
 

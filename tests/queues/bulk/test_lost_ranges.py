@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from sluice.queues.bulk.bulk_reading import first_lost
-from sluice.queues.model.lost_ranges import MAX_RANGES, LostRanges
+from sluice.queues.model.containers.lost_ranges import MAX_RANGES, LostRanges
 from sluice.queues.model.queue_rules import DROP_OLDEST
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, MemoryBackend

@@ -8,8 +8,7 @@ import pytest
 
 from sluice.errors import InvalidQueueConfig, MissingKey, QueueFull, UnknownDelivery
 from sluice.message import Message
-from sluice.queues.config import read_config
-from sluice.queues.model.message_columns import BLOCK_SIZE
+from sluice.queues.model.containers.message_columns import BLOCK_SIZE
 from sluice.queues.model.queue_rules import (
     ANY_ORDER,
     DEAD_LETTER,
@@ -18,6 +17,7 @@ from sluice.queues.model.queue_rules import (
     REJECT_NEW,
     STRICT,
 )
+from sluice.queues.service.queue_config import read_config
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, rules_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from sluice.queues.compacted.key_cache import KeyCache
-from sluice.queues.model.last_values import MAX_CACHED_KEY_LENGTH, hash_key
+from sluice.queues.model.containers.last_values import MAX_CACHED_KEY_LENGTH, hash_key
 
 
 def test_key_has_its_own_hash_after_any_other_key() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.queues.model.assignment import assign_partitions
+from sluice.queues.model.group import assign_partitions
 
 
 @st.composite

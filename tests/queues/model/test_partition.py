@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sluice.queues.log.notes import NoteReader, NoteWriter
-from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
+from sluice.queues.model.containers.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.recovery.incremental_snapshot import snapshot_addresses, write_gaps

@@ -25,13 +25,13 @@ from google_crc32c import value as crc32c
 from sluice.errors import StoreError
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop import CommitListener
-from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.log import Frame
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
 from sluice.queues.recovery.loader import EngineLoader
+from sluice.queues.service.queue_config import QueueConfig, read_config
 from sluice.store.embedded.frame_format import encode_frame_header
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES

@@ -19,9 +19,9 @@ from sluice.clock import steady_time
 from sluice.errors import StoreDamaged, StoreError
 from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
-from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
 from sluice.queues.model import QueueRules, verify
+from sluice.queues.service import read_config
 
 READ_TIMEOUT_SECONDS: Final = 60.0  # for one read
 

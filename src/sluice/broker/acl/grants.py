@@ -24,7 +24,7 @@ from sluice.broker.acl.acl import (
 )
 from sluice.broker.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
 from sluice.broker.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
-from sluice.queues.config import MAX_CONFIG_BYTES
+from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
 

@@ -25,7 +25,7 @@ from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.clock import Deadline
 from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueError
-from sluice.queues.config import MAX_CONFIG_BYTES
+from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:

@@ -391,6 +391,6 @@ def _format_value(value: object) -> str:
 
 def _default_config(name: str) -> dict[str, object]:
     """Return the default configuration of a queue of this name."""
-    from sluice.queues.config import read_config
+    from sluice.queues.service import read_config
 
     return dict(_flatten(read_config({"name": name}).as_dict()))

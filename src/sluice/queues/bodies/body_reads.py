@@ -9,15 +9,18 @@ from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_MASK, Message, decode_body
 from sluice.queues.bodies.body_cache import BodyCache
-from sluice.queues.effects import (
+from sluice.queues.model import (
     FOR_DEAD_LETTER,
     FOR_DELIVERY,
     FOR_EXPIRY,
     FOR_PREFETCH,
+    NO_ADDRESS,
     BodyRead,
+    Cursor,
     Effects,
+    Lease,
+    Partition,
 )
-from sluice.queues.model import NO_ADDRESS, Cursor, Lease, Partition
 from sluice.queues.ports import Codec
 from sluice.store.protocol import EXPIRES_OFFSET, FLAGS_OFFSET, HEADER_BYTES, TIME_OFFSET
 

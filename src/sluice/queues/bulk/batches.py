@@ -17,8 +17,7 @@ from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
 from sluice.queues.flow import DeadLetters, KeyCompaction, Publishing, free_length
 from sluice.queues.log import NoteReader, NoteWriter, notes
-from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, Queue, hash_key
-from sluice.queues.state import EngineState
+from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, EngineState, Queue, hash_key
 
 FENCE_TTL_SECONDS: Final = 30 * 86_400.0
 # Prefix of applications that send a single batch: the fence only has to detect a retry.

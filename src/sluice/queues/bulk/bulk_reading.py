@@ -10,8 +10,7 @@ from mypy_extensions import i32, i64
 
 from sluice.queues.flow import Removal
 from sluice.queues.log import ACKED, NoteReader, NoteWriter, notes
-from sluice.queues.model import NO_ADDRESS, Cursor, LostRanges, Partition
-from sluice.queues.state import EngineState
+from sluice.queues.model import NO_ADDRESS, Cursor, EngineState, LostRanges, Partition
 
 
 class MessageLocations:

@@ -7,8 +7,7 @@ from mypy_extensions import i64
 from sluice.message import Message, decode_headers, encode_header
 from sluice.queues.flow import Appender, KeyCompaction, Removal, strip_dead_letter_headers
 from sluice.queues.log import ACKED
-from sluice.queues.model import Partition, Queue, history
-from sluice.queues.state import EngineState
+from sluice.queues.model import EngineState, Partition, Queue, history
 
 
 class Redrive:

@@ -21,11 +21,10 @@ from sluice.queues.commit_loop.committed_reads import CommittedReads
 from sluice.queues.commit_loop.housekeeping import Housekeeping
 from sluice.queues.commit_loop.listener import CommitListener
 from sluice.queues.compacted import OwnerRead
-from sluice.queues.effects import Alert, BodyRead, Effects
 from sluice.queues.engine import Engine
 from sluice.queues.flow import RUN_BYTES, SECRET_BYTES
 from sluice.queues.log import Frame, RestoredRecord
-from sluice.queues.model import QueueRules
+from sluice.queues.model import Alert, BodyRead, Effects, QueueRules
 from sluice.queues.ports import Committer
 from sluice.queues.recovery import EngineLoader
 from sluice.store.protocol import RecoveryReport, Store

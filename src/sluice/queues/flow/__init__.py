@@ -11,30 +11,30 @@ from sluice.queues.flow.dead_letters import (
     same_reason,
     strip_dead_letter_headers,
 )
-from sluice.queues.flow.delivery_control import (
-    DeliveryControl,
-    load_admission,
-    read_pause,
-    write_admission,
-    write_pause,
-)
-from sluice.queues.flow.delivery_history import store_released, take_released
-from sluice.queues.flow.delivery_tokens import (
+from sluice.queues.flow.delivery import (
     RUN_BYTES,
     SECRET_BYTES,
+    DeliveryControl,
     DeliveryToken,
     DeliveryTokens,
+    Dispatch,
+    LeaseLookup,
+    Settlement,
+    load_admission,
+    read_pause,
+    store_released,
+    take_released,
+    write_admission,
+    write_pause,
+    write_retry,
 )
-from sluice.queues.flow.dispatch import Dispatch
 from sluice.queues.flow.key_compaction import KeyCompaction, check_message
-from sluice.queues.flow.lease_lookup import LeaseLookup
 from sluice.queues.flow.lifecycle import Lifecycle, write_gates
 from sluice.queues.flow.pending_dead_letters import PendingDeadLetters
 from sluice.queues.flow.publishing import Publishing, free_length
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.flow.settlement import Settlement, write_retry
 
 __all__ = [
     "RUN_BYTES",

@@ -22,9 +22,8 @@ from sluice.message import (
 from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.schedule import Timers
 from sluice.queues.log import Frame, NoteWriter, notes
-from sluice.queues.model import Partition, Queue
+from sluice.queues.model import EngineState, Partition, Queue
 from sluice.queues.ports import Codec
-from sluice.queues.state import EngineState
 from sluice.store.protocol import HEADER_BYTES
 
 MIN_COMPRESS_BYTES: Final = 256  # smaller payloads do not shrink

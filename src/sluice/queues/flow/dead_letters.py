@@ -15,13 +15,11 @@ from mypy_extensions import i64
 
 from sluice.errors import QueueError
 from sluice.message import Message, decode_headers, encode_header
-from sluice.queues.effects import Alert
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.lifecycle import Lifecycle
 from sluice.queues.log import NoteWriter, notes
-from sluice.queues.model import Group, Lease, Partition, Queue, history
+from sluice.queues.model import Alert, EngineState, Group, Lease, Partition, Queue, history
 from sluice.queues.names import format_message_id
-from sluice.queues.state import EngineState
 
 # Why a consumer rejects a message. UNACCEPTABLE is reported as `rejected` in either queue.
 UNACCEPTABLE: Final = "unacceptable"

@@ -28,12 +28,12 @@ from sluice.queues.model import (
     SEQUENCE_BITS,
     SEQUENCE_MASK,
     Cursor,
+    EngineState,
     LastValues,
     Partition,
     Queue,
     hash_key,
 )
-from sluice.queues.state import EngineState
 
 
 def check_message(queue: Queue, message: Message) -> None:

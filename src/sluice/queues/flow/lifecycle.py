@@ -31,6 +31,7 @@ from sluice.queues.model import (
     REVOKE,
     STRICT,
     Cursor,
+    EngineState,
     Group,
     LostRanges,
     Partition,
@@ -39,7 +40,6 @@ from sluice.queues.model import (
     QueueRules,
 )
 from sluice.queues.names import queue_name_error
-from sluice.queues.state import EngineState
 
 # Average used to limit the cursors of all groups together.
 GROUPS_PER_QUEUE: Final = 5

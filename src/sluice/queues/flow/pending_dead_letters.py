@@ -11,9 +11,8 @@ from collections import deque
 
 from mypy_extensions import i64
 
-from sluice.queues.model import DEAD_LETTERING, Lease
+from sluice.queues.model import DEAD_LETTERING, EngineState, Lease
 from sluice.queues.ports import Publisher
-from sluice.queues.state import EngineState
 
 
 class _PendingSettlement:

@@ -15,9 +15,8 @@ from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.key_compaction import KeyCompaction, check_message
 from sluice.queues.flow.removal import Removal
 from sluice.queues.log import PURGED, Frame
-from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, Partition, Queue
+from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, EngineState, Partition, Queue
 from sluice.queues.ports import Publisher
-from sluice.queues.state import EngineState
 
 
 class Publishing:

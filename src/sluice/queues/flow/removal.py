@@ -16,8 +16,16 @@ from mypy_extensions import i64
 from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import ACKED, PURGED
-from sluice.queues.model import LEASED, NO_ADDRESS, SETTLE, Cursor, Lease, Partition, Queue
-from sluice.queues.state import EngineState
+from sluice.queues.model import (
+    LEASED,
+    NO_ADDRESS,
+    SETTLE,
+    Cursor,
+    EngineState,
+    Lease,
+    Partition,
+    Queue,
+)
 
 
 class Removal:

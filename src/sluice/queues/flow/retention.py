@@ -10,8 +10,7 @@ from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import Timers
 from sluice.queues.log import DEAD, EXPIRED
-from sluice.queues.model import LEASED, Cursor, Partition
-from sluice.queues.state import EngineState
+from sluice.queues.model import LEASED, Cursor, EngineState, Partition
 
 
 class Retention:

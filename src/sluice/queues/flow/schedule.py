@@ -12,8 +12,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.queues.bodies import BodyCache
-from sluice.queues.model import READY, Consumer, Cursor, Group, Lease, Partition, Queue
-from sluice.queues.state import EngineState
+from sluice.queues.model import READY, Consumer, Cursor, EngineState, Group, Lease, Partition, Queue
 
 # Number of searches for settled messages within their retention.
 SWEEPS_PER_RETENTION: Final = 60.0

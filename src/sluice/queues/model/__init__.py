@@ -6,6 +6,9 @@ in a partition, and its lease in a cursor of a group.
 
 from sluice.queues.model import history
 from sluice.queues.model.admission import BREAKER_NAMES, CLOSED, NOT_PAUSED, Admission, Pause
+from sluice.queues.model.containers.last_values import MAX_CACHED_KEY_LENGTH, LastValues, hash_key
+from sluice.queues.model.containers.lost_ranges import LostRanges, read_lost_ranges
+from sluice.queues.model.containers.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import (
     DEAD_LETTERING,
@@ -25,9 +28,18 @@ from sluice.queues.model.delivery_lease import (
     WAITING,
     Lease,
 )
+from sluice.queues.model.effects import (
+    FOR_DEAD_LETTER,
+    FOR_DELIVERY,
+    FOR_EXPIRY,
+    FOR_PREFETCH,
+    NO_EFFECTS,
+    Alert,
+    BodyRead,
+    Effects,
+)
 from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.history import MAX_EVENTS, HistoryEvent, read_events, write_events
-from sluice.queues.model.last_values import MAX_CACHED_KEY_LENGTH, LastValues, hash_key
 from sluice.queues.model.ledger import (
     Ledger,
     build_ledger,
@@ -36,8 +48,6 @@ from sluice.queues.model.ledger import (
     verify_group,
     verify_queue,
 )
-from sluice.queues.model.lost_ranges import LostRanges, read_lost_ranges
-from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
 from sluice.queues.model.partition import NO_DELAYED, Partition
 from sluice.queues.model.queue import PartitionGate, Queue
 from sluice.queues.model.queue_rules import (
@@ -49,7 +59,7 @@ from sluice.queues.model.queue_rules import (
     STRICT,
     QueueRules,
 )
-from sluice.queues.model.rates import LatencySum, Rates, Sample, Sampler
+from sluice.queues.model.state import EngineState
 
 __all__ = [
     "ANY_ORDER",
@@ -62,12 +72,17 @@ __all__ = [
     "DUE",
     "FAIL",
     "FORGET",
+    "FOR_DEAD_LETTER",
+    "FOR_DELIVERY",
+    "FOR_EXPIRY",
+    "FOR_PREFETCH",
     "LEASED",
     "MAX_CACHED_KEY_LENGTH",
     "MAX_EVENTS",
     "NOT_PAUSED",
     "NO_ADDRESS",
     "NO_DELAYED",
+    "NO_EFFECTS",
     "PER_KEY",
     "READY",
     "READ_BODY",
@@ -85,12 +100,15 @@ __all__ = [
     "WAITING",
     "AddressSnapshot",
     "Admission",
+    "Alert",
+    "BodyRead",
     "Consumer",
     "Cursor",
+    "Effects",
+    "EngineState",
     "Group",
     "HistoryEvent",
     "LastValues",
-    "LatencySum",
     "Lease",
     "Ledger",
     "LostRanges",
@@ -99,9 +117,6 @@ __all__ = [
     "Pause",
     "Queue",
     "QueueRules",
-    "Rates",
-    "Sample",
-    "Sampler",
     "build_ledger",
     "count_unsettled",
     "hash_key",

@@ -36,16 +36,16 @@ from sluice.queues.log import (
     FrameBuilder,
     NoteSource,
 )
+from sluice.queues.model.containers.message_columns import NO_ADDRESS
+from sluice.queues.model.containers.seq_fifo import SeqFifo
 from sluice.queues.model.delivery_lease import DISPATCH, READY, RECLAIM, Lease
-from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import STRICT
-from sluice.queues.model.seq_fifo import SeqFifo
 
 if TYPE_CHECKING:
+    from sluice.queues.model.containers.lost_ranges import LostRanges
     from sluice.queues.model.group import Consumer, Group
     from sluice.queues.model.history import HistoryEvent
-    from sluice.queues.model.lost_ranges import LostRanges
 
 # Messages to scan at most for one that is chosen out of order.
 MAX_OUT_OF_ORDER_SCAN: Final = 65_536

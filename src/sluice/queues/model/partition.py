@@ -18,14 +18,14 @@ from mypy_extensions import i16, i64
 
 from sluice.message import DELAYED, PRIORITY_MASK, TOMBSTONE, Message
 from sluice.queues.log import LoggedPartition
-from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.model.message_columns import (
+from sluice.queues.model.containers.message_columns import (
     BLOCK_BITS,
     BLOCK_SIZE,
     NO_ADDRESS,
     Block,
     make_sparse_block,
 )
+from sluice.queues.model.delivery_lease import LEASED
 
 if TYPE_CHECKING:
     from sluice.queues.log import NoteWriter

@@ -9,9 +9,9 @@ from mypy_extensions import i64
 from sluice.message import fnv1a32
 from sluice.metrics import Histogram
 from sluice.queues.model.admission import NOT_PAUSED, Pause
+from sluice.queues.model.containers.last_values import LastValues
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
-from sluice.queues.model.last_values import LastValues
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import STRICT, QueueRules
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.broker.namespaces.sys_topics import SysTopics
-from sluice.queues.templates import Template
+from sluice.queues.service.templates import Template
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import Client, will
 from tests.broker.namespaces.kit import (

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from sluice.admin.rest.params import DURATION_PATTERN
-from sluice.queues.config import QueueConfig
+from sluice.queues.service import QueueConfig
 from sluice.units import format_duration, parse_duration
 
 NAME_SCHEMA: dict[str, Any] = {

@@ -14,9 +14,9 @@ from sluice.broker.queue_topics import QUEUE_PREFIX
 from sluice.broker.sessions.subscriptions import TopicBinding
 from sluice.errors import ProtocolViolation
 from sluice.message import Message
-from sluice.queues.config import MAX_BINDING_LEVELS
 from sluice.queues.engine import Engine
 from sluice.queues.model import Queue
+from sluice.queues.service import MAX_BINDING_LEVELS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBLISH, read_properties
 from sluice.wire.topics import starts_with

@@ -8,7 +8,7 @@ from hashlib import shake_128
 import pytest
 
 from sluice.errors import StaleDelivery, UnknownDelivery
-from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Consumer
 from sluice.queues.names import format_message_id

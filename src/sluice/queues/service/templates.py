@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sluice.errors import InvalidQueueConfig
-from sluice.queues.config import DEFAULT_PARTITIONS, QueueConfig, merge_config, read_config
 from sluice.queues.model import QueueRules
+from sluice.queues.service.queue_config import (
+    DEFAULT_PARTITIONS,
+    QueueConfig,
+    merge_config,
+    read_config,
+)
 
 
 class Template:

@@ -13,21 +13,18 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
-from sluice.queues.config import QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.log import ACKED
 from sluice.queues.model import (
     Group,
-    LatencySum,
     Queue,
     QueueRules,
-    Rates,
-    Sample,
-    Sampler,
     build_ledger,
 )
 from sluice.queues.names import new_queue_name_error
-from sluice.queues.templates import QueueTemplates
+from sluice.queues.service.queue_config import QueueConfig, check_new_bindings, read_config
+from sluice.queues.service.rates import LatencySum, Rates, Sample, Sampler
+from sluice.queues.service.templates import QueueTemplates
 
 
 class QueueCounters:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.queues.effects import Effects
 from sluice.queues.log import FrameBuilder, NoteWriter, SegmentUsage
-from sluice.queues.model import Group, Partition, Queue
+from sluice.queues.model.effects import Effects
+from sluice.queues.model.group import Group
+from sluice.queues.model.partition import Partition
+from sluice.queues.model.queue import Queue
 
 
 class EngineState:

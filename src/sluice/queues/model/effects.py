@@ -10,7 +10,10 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.model import Cursor, Lease, Partition, Queue
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.partition import Partition
+from sluice.queues.model.queue import Queue
 
 # The purpose of a read.
 FOR_DELIVERY: Final = 0  # a cursor is blocked until the first body is read

@@ -17,14 +17,13 @@ from mypy_extensions import i64
 
 from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.queues.bodies import BodyCache
-from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken, DeliveryTokens
+from sluice.queues.flow.delivery.settlement import Settlement
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.flow.settlement import Settlement
 from sluice.queues.log import ACKED
-from sluice.queues.model import LEASED, READY, WAITING, Cursor, Group, Lease
+from sluice.queues.model import LEASED, READY, WAITING, Cursor, EngineState, Group, Lease
 from sluice.queues.names import parse_message_id
-from sluice.queues.state import EngineState
 
 
 class LeaseLookup:

@@ -17,23 +17,28 @@ from mypy_extensions import i64
 
 from sluice.message import Message
 from sluice.queues.bodies import BodyCache, BodyReads, decode_message
-from sluice.queues.effects import (
+from sluice.queues.flow.delivery.delivery_control import DeliveryControl
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
+from sluice.queues.flow.delivery.settlement import Settlement
+from sluice.queues.flow.removal import Removal
+from sluice.queues.flow.retention import Retention
+from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.log import Frame
+from sluice.queues.model import (
     FOR_DEAD_LETTER,
     FOR_DELIVERY,
     FOR_EXPIRY,
     FOR_PREFETCH,
+    NO_ADDRESS,
+    TIME_OUT,
     BodyRead,
+    Consumer,
+    Cursor,
+    EngineState,
+    Group,
+    Partition,
 )
-from sluice.queues.flow.delivery_control import DeliveryControl
-from sluice.queues.flow.delivery_tokens import DeliveryTokens
-from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.retention import Retention
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.flow.settlement import Settlement
-from sluice.queues.log import Frame
-from sluice.queues.model import NO_ADDRESS, TIME_OUT, Consumer, Cursor, Group, Partition
 from sluice.queues.ports import Codec
-from sluice.queues.state import EngineState
 
 NO_LIMIT: Final = 0x7FFF_FFFF_FFFF_FFFF
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sluice.queues.model.last_values import MAX_UNSHARDED_KEYS, LastValues
+from sluice.queues.model.containers.last_values import MAX_UNSHARDED_KEYS, LastValues
 
 
 def rest_of_snapshot(last_values: LastValues) -> dict[int, int]:

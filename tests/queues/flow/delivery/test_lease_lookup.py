@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice.errors import StaleDelivery
-from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT

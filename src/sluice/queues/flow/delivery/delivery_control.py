@@ -9,8 +9,16 @@ from __future__ import annotations
 
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import NoteReader, NoteWriter, notes
-from sluice.queues.model import CLOSED, NOT_PAUSED, Admission, Group, Lease, Pause, Queue
-from sluice.queues.state import EngineState
+from sluice.queues.model import (
+    CLOSED,
+    NOT_PAUSED,
+    Admission,
+    EngineState,
+    Group,
+    Lease,
+    Pause,
+    Queue,
+)
 
 
 class DeliveryControl:

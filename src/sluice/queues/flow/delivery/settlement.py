@@ -14,14 +14,14 @@ from sluice.errors import StaleDelivery
 from sluice.message import Message
 from sluice.queues.bodies import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
-from sluice.queues.flow.delivery_control import DeliveryControl
-from sluice.queues.flow.delivery_history import (
+from sluice.queues.flow.delivery.delivery_control import DeliveryControl
+from sluice.queues.flow.delivery.delivery_history import (
     RecentHistory,
     record_delivery,
     record_end,
     store_released,
 )
-from sluice.queues.flow.delivery_tokens import DeliveryTokens
+from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
@@ -39,12 +39,12 @@ from sluice.queues.model import (
     SETTLE,
     SETTLED,
     WAITING,
+    EngineState,
     Lease,
     Queue,
     history,
 )
 from sluice.queues.names import format_message_id
-from sluice.queues.state import EngineState
 
 
 class Settlement:

@@ -1,0 +1,37 @@
+"""Deliveries from lease to settlement: dispatch, tokens, acks, nacks, retries, pauses."""
+
+from sluice.queues.flow.delivery.delivery_control import (
+    DeliveryControl,
+    load_admission,
+    read_pause,
+    write_admission,
+    write_pause,
+)
+from sluice.queues.flow.delivery.delivery_history import store_released, take_released
+from sluice.queues.flow.delivery.delivery_tokens import (
+    RUN_BYTES,
+    SECRET_BYTES,
+    DeliveryToken,
+    DeliveryTokens,
+)
+from sluice.queues.flow.delivery.dispatch import Dispatch
+from sluice.queues.flow.delivery.lease_lookup import LeaseLookup
+from sluice.queues.flow.delivery.settlement import Settlement, write_retry
+
+__all__ = [
+    "RUN_BYTES",
+    "SECRET_BYTES",
+    "DeliveryControl",
+    "DeliveryToken",
+    "DeliveryTokens",
+    "Dispatch",
+    "LeaseLookup",
+    "Settlement",
+    "load_admission",
+    "read_pause",
+    "store_released",
+    "take_released",
+    "write_admission",
+    "write_pause",
+    "write_retry",
+]

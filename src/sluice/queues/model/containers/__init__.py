@@ -1,0 +1,1 @@
+"""Data structures of the model on native arrays; they know no queues."""
