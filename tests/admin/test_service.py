@@ -575,6 +575,44 @@ async def test_mqtt_admin_requests_are_carried_out_by_the_same_service(
     assert b'"total_messages": 1' in client.messages()[-1].payload
 
 
+async def test_mqtt_clients_pause_and_resume_queues_and_groups(harness: AdminHarness) -> None:
+    worker = harness.worker()
+    client = harness.connect("ann")
+    assert put(client, "$admin/queue/tasks/pause", b'{"reason": "repair"}') == (0, "")
+    harness.publish(b"1")
+    assert worker.messages() == []
+    paused = (await harness.call(harness.admin.stats("tasks"))).pause
+    assert paused is not None and (paused.by, paused.reason) == ("ann", "repair")
+    assert put(client, "$admin/queue/tasks/pause", b'{"group": "w"}')[0] == 0
+    assert put(client, "$admin/queue/tasks/resume", b"")[0] == 0
+    assert (await harness.call(harness.admin.stats("tasks"))).pause is None
+    group = await harness.call(harness.admin.group("tasks", "w"))
+    assert group.held_by == ["paused"]
+    assert worker.messages() == []
+    assert put(client, "$admin/queue/tasks/resume", b'{"group": "w"}')[0] == 0
+    assert [message.payload for message in worker.messages()] == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "reason_code", "explanation"),
+    [
+        ("$admin/queue/other/pause", b"", 0x90, "no queue 'other'"),
+        ("$admin/queue/tasks/pause", b'{"group": "x"}', 0x10, "no group 'x'"),
+        ("$admin/queue/tasks/pause", b'{"why": "x"}', 0x99, "group and reason"),
+        ("$admin/queue/tasks/resume", b'{"group": 1}', 0x99, "must be texts"),
+        ("$admin/queue/tasks/pause", b'{"reason": "%s"}' % (b"x" * 1001), 0x99, "at most 1000"),
+        ("$admin/queue/tasks/stop", b"", 0x90, "pause or resume"),
+    ],
+)
+async def test_pauses_over_mqtt_that_cannot_be_set_are_refused(
+    harness: AdminHarness, topic: str, payload: bytes, reason_code: int, explanation: str
+) -> None:
+    harness.worker()
+    code, why = put(harness.connect("ann"), topic, payload)
+    assert code == reason_code
+    assert explanation in why
+
+
 async def test_peek_past_many_settled_messages_does_not_block_the_broker(
     make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,11 @@ PROMISED = {
     "mqtt_queue_delivery_latency_quantile_seconds": ("gauge", {"queue", "quantile"}),
     "mqtt_queue_process_latency_quantile_seconds": ("gauge", {"queue", "quantile"}),
     "mqtt_queue_workers_wanted": ("gauge", {"queue", "group"}),
+    "mqtt_queue_paused": ("gauge", {"queue", "group"}),
+    "mqtt_queue_breaker_open": ("gauge", {"queue", "group"}),
+    "mqtt_queue_limited": ("gauge", {"queue", "group"}),
+    "mqtt_queue_max_inflight": ("gauge", {"queue"}),
+    "mqtt_queue_max_rate": ("gauge", {"queue"}),
     "sluice_messages": ("gauge", set()),
     "sluice_dead_letters": ("gauge", set()),
 }
@@ -266,6 +271,37 @@ async def test_queue_without_a_group_has_a_lag_and_no_consumer() -> None:
         page = await scrape(harness)
     assert page.value("mqtt_queue_lag", queue="$queue/jobs", group="") == 1
     assert page.value("mqtt_queue_active_consumers", queue="$queue/jobs", group="") == 0
+
+
+async def test_metrics_say_what_holds_a_group_back() -> None:
+    policies = {
+        "limits": {"max_inflight": 1, "max_rate": "50/s"},
+        "breaker": {"failures": 1},
+        "performance": {"batch_size": 10},
+    }
+    async with live_broker([("jobs", policies)]) as harness, harness.client("w-1") as client:
+        worker = Worker(client, "jobs")
+        await worker.join(consumer_group="team")
+
+        async def held() -> list[float]:
+            page = await scrape(harness)
+            labels = {"queue": "$queue/jobs", "group": "team"}
+            return [
+                page.value(f"mqtt_queue_{name}", **labels)
+                for name in ("paused", "breaker_open", "limited")
+            ]
+
+        assert await held() == [0, 0, 0]
+        await publish(client, "jobs", b"1")
+        message = await worker.next()
+        assert await held() == [0, 0, 1]
+        await worker.settle("nack", message)
+        assert await held() == [0, 1, 0]
+        await harness.service.pause_queue("jobs", "ann", "")
+        assert await held() == [1, 1, 0]
+        page = await scrape(harness)
+        assert page.value("mqtt_queue_max_inflight", queue="$queue/jobs") == 1
+        assert page.value("mqtt_queue_max_rate", queue="$queue/jobs") == 50
 
 
 async def test_all_messages_and_all_dead_letters_are_counted() -> None:

@@ -31,6 +31,7 @@ from sluice.admin.metrics.metrics_snapshot import (
 )
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
+from sluice.queues.model import CLOSED
 
 LINES_PER_TURN: Final = 2000  # written before the loop is yielded
 
@@ -160,6 +161,18 @@ QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], float]]
         lambda one: one.max_depth,
     ),
     (
+        "mqtt_queue_max_inflight",
+        "gauge",
+        "Deliveries in flight that each group may have; 0: no limit.",
+        lambda one: one.max_in_flight,
+    ),
+    (
+        "mqtt_queue_max_rate",
+        "gauge",
+        "Deliveries per second that each group may have; 0: no limit.",
+        lambda one: one.max_rate,
+    ),
+    (
         "mqtt_queue_delivery_timeout_seconds",
         "gauge",
         "Time to settle a delivery.",
@@ -225,6 +238,24 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], 
         "counter",
         "Messages that a group had to settle.",
         lambda one: one.enqueued,
+    ),
+    (
+        "mqtt_queue_paused",
+        "gauge",
+        "1: an operator paused the group or its queue.",
+        lambda one: int(one.is_paused),
+    ),
+    (
+        "mqtt_queue_breaker_open",
+        "gauge",
+        "1: the breaker of the group is open or waits for its probe.",
+        lambda one: int(one.breaker != CLOSED),
+    ),
+    (
+        "mqtt_queue_limited",
+        "gauge",
+        "1: the group delivers as much as its limits allow.",
+        lambda one: int(one.is_limited),
     ),
 )
 

@@ -35,6 +35,9 @@ class GroupMetrics:
     dead: int
     expired: int
     purged: int
+    is_paused: bool  # by itself or with its queue
+    breaker: int  # its state, as in `model.admission`
+    is_limited: bool  # a limit allows no delivery now
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class QueueMetrics:
     name: str
     depth: int
     max_depth: int
+    max_in_flight: int  # of each group; 0: no limit
+    max_rate: float  # per second
     delivery_timeout: float  # seconds
     bytes: int
     enqueued: int
@@ -146,6 +151,8 @@ def _queue_metrics(queue: Queue, is_dead_letter_queue: bool) -> QueueMetrics:
         name=queue.name,
         depth=int(queue.depth),
         max_depth=int(queue.rules.max_depth),
+        max_in_flight=int(queue.rules.max_in_flight),
+        max_rate=queue.rules.max_rate,
         delivery_timeout=queue.rules.delivery_timeout,
         bytes=int(queue.bytes),
         enqueued=int(queue.enqueued),
@@ -169,6 +176,7 @@ def _queue_metrics(queue: Queue, is_dead_letter_queue: bool) -> QueueMetrics:
 def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
     account = build_ledger(queue, group)
     delayed = int(group.count_delayed())
+    admission = group.admission
     return GroupMetrics(
         name=group.name,
         consumers=len(group.consumers),
@@ -184,6 +192,9 @@ def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
         dead=account.dead,
         expired=account.expired,
         purged=account.purged,
+        is_paused=admission.pause.is_active() or queue.pause.is_active(),
+        breaker=int(admission.breaker.state),
+        is_limited=admission.is_limited(queue.rules, group.in_flight),
     )
 
 

@@ -1,7 +1,9 @@
-"""The namespace `$admin/queue/...`: create, configure and watch queues with MQTT alone.
+"""The namespace `$admin/queue/...`: create, configure, pause and watch queues with MQTT alone.
 
 $admin/queue/create          publish a configuration (JSON, with its name)
 $admin/queue/<q>/config      publish the changed settings (JSON)
+$admin/queue/<q>/pause       publish nothing, or JSON with `group` and `reason`, both optional
+$admin/queue/<q>/resume      publish nothing, or JSON with `group`
 $admin/queue/<q>/stats       subscribe: statistics of the queue as JSON, once a second
 """
 
@@ -24,7 +26,13 @@ from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.clock import Deadline
-from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueError
+from sluice.errors import (
+    InvalidQueueConfig,
+    InvalidQueueName,
+    QueueError,
+    UnknownGroup,
+    UnknownQueue,
+)
 from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 
 ADMIN_PREFIX: Final = b"$admin/"
 STATS_INTERVAL_SECONDS: Final = 1.0
+MAX_PAUSE_REASON: Final = 1000  # characters, as over REST
 
 
 class AdminTopics(PlainTopics):
@@ -52,14 +61,14 @@ class AdminTopics(PlainTopics):
         self._handler.engine.now = turn.now
         turn.schedule_flush()
         try:
-            self._execute(packet.topic, packet.payload)
+            self._execute(packet.topic, packet.payload, session.user or session.client_id)
         except QueueError as error:
             session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             return
         if packet.qos > 0:
             self._router.ack_after_commit(session, packet)
 
-    def _execute(self, topic: bytes, payload: bytes) -> None:
+    def _execute(self, topic: bytes, payload: bytes, by: str) -> None:
         levels = topic.decode().split("/")
         if levels[1:] == ["queue", "create"]:
             config = _parse_json(payload)
@@ -70,10 +79,35 @@ class AdminTopics(PlainTopics):
             name = "/".join(levels[2:-1])
             self._handler.service.configure(name, _parse_json(payload))
             self._handler.rebuild_bindings()
+        elif len(levels) > 3 and levels[1] == "queue" and levels[-1] in ("pause", "resume"):
+            self._pause_or_resume("/".join(levels[2:-1]), levels[-1] == "pause", payload, by)
         else:
             raise InvalidQueueName(
-                topic.decode(), "publish to $admin/queue/create, or to $admin/queue/<queue>/config"
+                topic.decode(),
+                "publish to $admin/queue/create, or to config, pause or resume below"
+                " $admin/queue/<queue>",
             )
+
+    def _pause_or_resume(self, name: str, pauses: bool, payload: bytes, by: str) -> None:
+        """Pause or resume a queue, or the group that the payload names."""
+        engine = self._handler.engine
+        group_name, reason = _parse_pause(payload)
+        queue = engine.queues.get(name)
+        if queue is None:
+            raise UnknownQueue(name)
+        if not group_name:
+            if pauses:
+                engine.control.pause_queue(queue, by, reason)
+            else:
+                engine.control.resume_queue(queue)
+            return
+        group = queue.groups.get(group_name)
+        if group is None:
+            raise UnknownGroup(name, group_name)
+        if pauses:
+            engine.control.pause_group(group, by, reason)
+        else:
+            engine.control.resume_group(group)
 
     def on_subscribed(self, subscription: Subscription) -> None:
         """Start publishing statistics after a subscription below `$admin/`."""
@@ -110,6 +144,24 @@ class QueueStatistics(Deadline):
                 self._router.publish(Publish(topic, payload, 0), None)
         self.has_watchers = self._router.subscriptions.has_filters_below(b"$admin")
         return now + STATS_INTERVAL_SECONDS if self.has_watchers else 0.0
+
+
+def _parse_pause(payload: bytes) -> tuple[str, str]:
+    """Return group and reason of a pause; an empty payload has neither."""
+    values = _parse_json(payload) if payload else {}
+    if not isinstance(values, dict) or not values.keys() <= {"group", "reason"}:
+        raise InvalidQueueConfig(
+            "the payload of a pause must be empty, or a JSON object with group and reason",
+            'Publish {"group": "billing", "reason": "repair"}',
+        )
+    group, reason = values.get("group", ""), values.get("reason", "")
+    if not isinstance(group, str) or not isinstance(reason, str):
+        raise InvalidQueueConfig("group and reason must be texts", "Put them in quotes")
+    if len(reason) > MAX_PAUSE_REASON:
+        raise InvalidQueueConfig(
+            f"the reason has {len(reason)} characters", f"Give at most {MAX_PAUSE_REASON}"
+        )
+    return group, reason
 
 
 def _parse_json(payload: bytes) -> object:

@@ -211,3 +211,8 @@ class Admission:
         if not reasons and not self.is_open:
             reasons.append("max_rate")
         return reasons
+
+    def is_limited(self, rules: QueueRules, in_flight: i64) -> bool:
+        """Return whether a limit, rather than a pause or the breaker, permits no delivery."""
+        reasons = self.closed_reasons(rules, in_flight)
+        return "max_inflight" in reasons or "max_rate" in reasons

@@ -156,6 +156,7 @@ function query(values) {
 
 const queue = (name) => `/queues/${inPath(name)}`;
 const id = level;
+const target = (name, group) => (group ? `${queue(name)}/groups/${id(group)}` : queue(name));
 
 export const api = {
   whoami: () => request("GET", "/whoami"),
@@ -169,6 +170,8 @@ export const api = {
   deleteQueue: (name) => request("DELETE", queue(name)),
   config: (name) => request("GET", `${queue(name)}/config`),
   configure: (name, changes) => request("PUT", `${queue(name)}/config`, changes),
+  pause: (name, group, reason) => request("POST", `${target(name, group)}/pause`, { reason }),
+  resume: (name, group) => request("POST", `${target(name, group)}/resume`),
   seek: (name, group, to) => request("POST", `${queue(name)}/groups/${id(group)}/seek`, { to }),
   messages: (name, where) => request("GET", `${queue(name)}/messages${query(where)}`),
   publish: (name, message) => request("POST", `${queue(name)}/messages`, message),

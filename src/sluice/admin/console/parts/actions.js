@@ -1,5 +1,5 @@
-// Actions on queues: publish, seek, purge, create, delete. Each opens a dialog that names the queue
-// it changes, and shows the server's refusal in that dialog.
+// Actions on queues: publish, pause, seek, purge, create, delete. Each opens a dialog that names
+// the queue it changes, and shows the server's refusal in that dialog.
 
 import { api } from "../api/api.js";
 import { ask, notice } from "./dialogs.js";
@@ -118,6 +118,45 @@ export async function purgeQueue(name, depth) {
     act: () => api.purge(name),
   });
   if (done) notice(`${plural(done.purged, "message")} removed from ${name}.`);
+  return done;
+}
+
+/** Pause a queue, or one group of it: ask for the reason, which everyone then sees. */
+export async function pause(name, group = "") {
+  const reason = line({ autofocus: true, maxlength: 1000, placeholder: "the mail server is down" });
+  const done = await ask({
+    title: group ? `Pause group ${group}?` : `Pause ${name}?`,
+    text: h(
+      "p",
+      null,
+      group ? ["Group ", h("strong", null, group), " of queue "] : "Queue ",
+      h("strong", null, name),
+      " delivers nothing more until it is resumed. Publishes are accepted and stored, and " +
+        "deliveries in flight can be settled.",
+    ),
+    button: group ? "Pause the group" : "Pause the queue",
+    danger: true,
+    fields: { element: field("Reason, shown to everyone", reason), values: () => reason.value },
+    act: (why) => api.pause(name, group, why.trim()),
+  });
+  if (done) notice(`${group ? `Group ${group} of ${name}` : name} is paused.`);
+  return done;
+}
+
+export async function resume(name, group = "") {
+  const done = await ask({
+    title: group ? `Resume group ${group}?` : `Resume ${name}?`,
+    text: h(
+      "p",
+      null,
+      group
+        ? "Its consumers get messages again, unless the queue itself is paused."
+        : "Its consumers get messages again. A group that was paused by itself stays paused.",
+    ),
+    button: "Resume",
+    act: () => api.resume(name, group),
+  });
+  if (done) notice(`${group ? `Group ${group} of ${name}` : name} is resumed.`);
   return done;
 }
 

@@ -110,6 +110,7 @@ export function figuresTab(page) {
           ...group,
           total: detail.stats.partitions,
           alone: detail.groups.length === 1,
+          limits: detail.config,
         })),
         (group) => group.name,
       );

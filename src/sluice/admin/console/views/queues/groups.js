@@ -1,10 +1,11 @@
 // One consumer group: its lag, its ledger, and which consumer serves which partitions.
 
-import { seekGroup } from "../../parts/actions.js";
+import { pause, resume, seekGroup } from "../../parts/actions.js";
 import { PartitionStrip, StateBar, toneOf } from "../../charts/bars.js";
 import { Keyed, h, replace, setAttribute, setText } from "../../base/dom.js";
 import { count, ranges } from "../../base/format.js";
 import { ageText, labelCells, table, tag } from "../../parts/widgets.js";
+import { limitsText, stateOf } from "./admission.js";
 
 const LEDGER = [
   "enqueued",
@@ -37,6 +38,15 @@ export class GroupCard {
     this.redelivered = h("td", { class: "num", "data-label": "redelivered" });
     this.nacked = h("td", { class: "num", "data-label": "nacked" });
     this.strip = new PartitionStrip();
+    this.state = h("strong");
+    this.why = h("span");
+    this.held = h("p", { class: "held", role: "status", hidden: true }, this.state, " ", this.why);
+    this.limits = h("p", { class: "soft", hidden: true });
+    this.group = null;
+    this.toggle = page.app.button("Pause", "operator", async () => {
+      const done = this.group?.pause ? await resume(page.name, name) : await pause(page.name, name);
+      if (done) this.#showAdmission({ ...this.group, ...done });
+    });
     this.body = h("tbody");
     this.consumers = new Keyed(this.body, (consumer) => new ConsumerRow(consumer));
     this.table = table(`Consumers of group ${name}`, CONSUMER_COLUMNS, this.body);
@@ -57,9 +67,13 @@ export class GroupCard {
         h(
           "span",
           { class: "push" },
+          this.toggle,
+          " ",
           page.app.button("Seek", "operator", () => seekGroup(page.name, name)),
         ),
       ),
+      this.held,
+      this.limits,
       this.bar.element,
       this.#ledgerTable(name),
       h(
@@ -112,7 +126,21 @@ export class GroupCard {
     );
   }
 
+  /** Show why the group gets no messages, if a pause, its breaker or a limit is the reason. */
+  #showAdmission(group) {
+    this.group = group;
+    const held = stateOf(group);
+    setText(this.toggle, group.pause ? "Resume" : "Pause");
+    this.held.hidden = held === null;
+    setText(this.state, held?.state ?? "");
+    setText(this.why, held?.why ?? "");
+    const limits = limitsText(group.limits ?? {});
+    this.limits.hidden = limits === "";
+    setText(this.limits, limits);
+  }
+
   update(group) {
+    this.#showAdmission(group);
     setText(this.lag, count(group.lag));
     const age = group.lag > 0 ? ageText(group.oldest_at) : "";
     setText(this.oldest, age ? `oldest waits ${age}` : "");

@@ -1,12 +1,13 @@
 // One queue: its heading, actions and tabs. Changing the tab keeps the heading and the focus.
 
-import { deleteQueue, publishMessage, purgeQueue } from "../../parts/actions.js";
+import { deleteQueue, pause, publishMessage, purgeQueue, resume } from "../../parts/actions.js";
 import { api } from "../../api/api.js";
 import { mosquitto } from "../../base/commands.js";
 import { h, replace, setAttribute, setText } from "../../base/dom.js";
 import { count } from "../../base/format.js";
 import { to } from "../../base/router.js";
 import { command, empty, failed, loading, pageHead, tag } from "../../parts/widgets.js";
+import { pauseText } from "./admission.js";
 import { configTab } from "./config.js";
 import { deadLettersTab } from "../messages/dead_letters.js";
 import { figuresTab } from "./figures.js";
@@ -23,6 +24,7 @@ export function queuePage(app, route) {
   const name = route.name;
   const place = h("div", { class: "tab-place" }, loading("the queue"));
   const tags = h("span", { class: "tags" });
+  const paused = h("p", { class: "held", role: "status", hidden: true });
   const deadLetters = h("span", { class: "badge num", hidden: true });
   const links = TABS.map(([tab, label]) =>
     h("a", { href: to.queue(name, tab) }, label, tab === "dead-letters" ? deadLetters : null),
@@ -36,12 +38,22 @@ export function queuePage(app, route) {
   const publish = async () => {
     if (await publishMessage(name)) gone ? load() : tab?.refresh?.();
   };
-  const ofLiving = [app.button("Purge", "operator", purge), app.button("Delete", "admin", remove)];
+  const isPaused = () => page.latest?.stats.pause != null;
+  const toggle = app.button("Pause", "operator", async () => {
+    const stats = isPaused() ? await resume(name) : await pause(name);
+    if (stats) showStats((page.latest.stats = stats));
+  });
+  const ofLiving = [
+    toggle,
+    app.button("Purge", "operator", purge),
+    app.button("Delete", "admin", remove),
+  ];
   const actions = [app.button("Publish a message", "operator", publish, "primary"), ...ofLiving];
   const element = h(
     "div",
     { class: "page" },
     pageHead(name, { trail: [["Queues", to.overview()]], tags: [tags], actions }),
+    paused,
     h("nav", { class: "tabs", "aria-label": `Queue ${name}` }, links),
     place,
   );
@@ -105,6 +117,9 @@ export function queuePage(app, route) {
         stats.is_dead_letters ? originOf(name) : null,
       );
     }
+    setText(toggle, stats.pause ? "Resume" : "Pause");
+    setText(paused, stats.pause ? `Paused ${pauseText(stats.pause)}` : "");
+    paused.hidden = !stats.pause;
     setText(deadLetters, count(stats.dlq_messages));
     deadLetters.hidden = !stats.dlq_messages;
   }

@@ -46,6 +46,7 @@ const WHICH = [
     "Waiting without a consumer",
     (queue) => queue.total_messages > 0 && queue.active_consumers === 0,
   ],
+  ["paused", "Paused", (queue) => queue.pause != null],
   ["dead", "With dead letters", (queue) => queue.dlq_messages > 0],
 ];
 
@@ -293,6 +294,7 @@ class Row {
     const wanted = queue.dlq_messages > 0 ? this.deadLetters : this.noDeadLetters;
     if (this.deadLettersCell.firstChild !== wanted) this.deadLettersCell.replaceChildren(wanted);
     const kinds = [
+      queue.pause ? "paused" : "",
       queue.is_dead_letters ? "dead letters" : "",
       queue.type === "compacted" ? "compacted" : "",
       queue.ordering === "strict" ? "strict order" : "",
