@@ -302,6 +302,8 @@ class DispatchSchedule:
         lease.cursor.end_delivery(lease)
         group = lease.cursor.group
         if not group.admission.is_open:
+            # An ack or a failure has been reported before: any other end says nothing.
+            group.admission.breaker.on_probe_lost(lease)
             self.update_admission(group)
         if consumer is not None and by_consumer:
             consumer.settled_at = self._state.now

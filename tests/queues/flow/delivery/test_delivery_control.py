@@ -260,6 +260,18 @@ def test_probe_that_is_rejected_or_released_is_replaced(make_engine: MakeEngine)
     assert breaker_state(engine) == "closed"
 
 
+def test_probe_that_ends_with_a_seek_is_replaced(make_engine: MakeEngine) -> None:
+    engine = make_engine(breaker_failures=1, breaker_open_for=30.0, partitions=1)
+    worker = engine.worker()
+    fail_all(engine, worker, 1)
+    engine.advance(seconds=30)
+    assert worker.lease().attempt == 2
+    engine.engine.seek_group(engine.group(), [0])
+    engine.run_until_idle()
+    worker.ack(worker.lease())
+    assert breaker_state(engine) == "closed"
+
+
 def test_open_breaker_survives_a_crash(make_engine: MakeEngine) -> None:
     engine = make_engine(breaker_failures=2, breaker_open_for=30.0)
     fail_all(engine, engine.worker(), 2)

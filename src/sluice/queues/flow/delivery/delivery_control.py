@@ -93,12 +93,6 @@ class DeliveryControl:
             self._schedule.update_admission(group)
         return was_closed
 
-    def on_ended_otherwise(self, lease: Lease) -> None:
-        """Report a delivery that was released or rejected, or whose consumer left the group."""
-        group = lease.cursor.group
-        group.admission.breaker.on_probe_lost(lease)
-        self._schedule.update_admission(group)
-
     def finish_recovery(self) -> None:
         for group in self._state.groups.values():
             group.admission.refill()

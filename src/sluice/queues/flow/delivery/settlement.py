@@ -211,10 +211,7 @@ class Settlement:
 
     def _counts_as_attempt(self, lease: Lease, event_kind: str) -> bool:
         """Tell the breaker of a failure; return whether it counts against `max_retries`."""
-        if not lease.cursor.group.admission.has_policies:
-            return True
-        if event_kind == history.VANISHED:
-            self._control.on_ended_otherwise(lease)
+        if not lease.cursor.group.admission.has_policies or event_kind == history.VANISHED:
             return True
         return self._control.on_failed(lease)
 
@@ -280,8 +277,6 @@ class Settlement:
         cursor = lease.cursor
         message = lease.message
         event_count = record_end(lease, history.RELEASED, self._state.now, "")
-        if cursor.group.admission.has_policies:
-            self._control.on_ended_otherwise(lease)
         self._write_release_note(lease, event_count)
         self._schedule.end_delivery_and_dispatch(lease, True)
         if lease.failures:
@@ -319,8 +314,6 @@ class Settlement:
             lease.died_of_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
                 record_delivery(lease)  # for the other reasons, the failure was recorded before
-                if lease.cursor.group.admission.has_policies:
-                    self._control.on_ended_otherwise(lease)
             self._schedule.end_delivery_and_dispatch(lease, by_consumer)
             lease.change(REJECT)
         if message is not None:
