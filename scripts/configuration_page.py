@@ -56,6 +56,8 @@ SERVER: dict[str, str] = {
     "not deleted. After a restart the time starts again",
     "queues.max_partitions": "partitions of all queues together (in a cluster: of a cell); a "
     "queue that would exceed it is refused, except for dead letters",
+    "queues.recent_acks": "acknowledgements of each queue that `sluice explain` knows, in memory "
+    "(70 bytes each, at most 500,000 of all queues); 0 for none",
     "queues.cache_bytes": "cache of recent message bodies in memory, all queues together",
     "ecq.retention": "values of exclusive queues that are older are removed, see "
     "[compacted.md](compacted.md); `0s`: none is removed",

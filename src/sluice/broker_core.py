@@ -30,7 +30,7 @@ from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
-from sluice.queues.model import Alert, QueueRules
+from sluice.queues.model import Alert, QueueRules, RowBudget
 from sluice.queues.service import QueueService, QueueTemplates, read_config
 from sluice.store.protocol import RecoveryReport, Store
 
@@ -64,13 +64,16 @@ class BrokerCore:
         draw: Callable[[], float] = random.random,
         queues_enabled: bool = True,
         cache_bytes: int = CACHE_BYTES,
+        ack_rows: RowBudget | None = None,
         webhook_error: Callable[[str], str] | None = None,
         is_in_same_cell: Callable[[str, str], bool] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self.engine = Engine(templates.rules_for, draw, cache_bytes, ZstdCodec(), read_content_type)
+        self.engine = Engine(
+            templates.rules_for, draw, cache_bytes, ZstdCodec(), read_content_type, ack_rows
+        )
         self.broker = Broker(
             loop,
             Limits() if limits is None else limits,

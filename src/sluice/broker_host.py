@@ -42,7 +42,7 @@ from sluice.queue_settings import check_templates, make_exclusive_rules, make_te
 from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
-from sluice.queues.model import Alert
+from sluice.queues.model import MAX_ROWS, Alert, RowBudget
 from sluice.queues.recovery import unusable_record
 from sluice.queues.service import QueueTemplates
 from sluice.store.protocol import RecoveryReport, Store
@@ -89,8 +89,10 @@ class BrokerHost(CommitListener):
         self._alerts = AlertSender(allowed=settings.webhooks.allow, handlers=load_alert_handlers())
         cells = settings.cluster.cells
         cache_bytes = settings.queues.cache_bytes
+        max_ack_rows = MAX_ROWS
         if cell_store is not None:
             cache_bytes = max(cache_bytes // cells, MIN_CACHE_BYTES)
+            max_ack_rows //= cells
         self._core = BrokerCore(
             asyncio.get_running_loop(),
             make_templates(settings) if templates is None else templates,
@@ -99,6 +101,7 @@ class BrokerHost(CommitListener):
             log=log_event if log is None else log,
             queues_enabled=settings.queues.enabled,
             cache_bytes=cache_bytes,
+            ack_rows=RowBudget(settings.queues.recent_acks, max_ack_rows),
             webhook_error=self._alerts.guard.fault_of_url,
             is_in_same_cell=_compare_cells(cells) if cell_store is not None else None,
             connection_limits=connection_limits,

@@ -135,6 +135,8 @@ class QueueSettings(ConfigSection):
     max_partitions: Annotated[int, number_between(1, 10_000_000)] = 200_000
     # bodies of recent messages in memory, of all queues
     cache_bytes: Annotated[int, number_between(0)] = 16_777_216
+    # acknowledgements of each queue that are remembered; 0: none
+    recent_acks: Annotated[int, number_between(0, 1_000_000)] = 1000
 
 
 class DiskSettings(ConfigSection):

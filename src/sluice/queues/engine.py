@@ -64,6 +64,7 @@ from sluice.queues.model import (
     Partition,
     Queue,
     QueueRules,
+    RowBudget,
 )
 from sluice.queues.ports import Codec, Publisher
 from sluice.store.protocol import PID_OFFSET, decode_record
@@ -74,7 +75,8 @@ class Engine:
 
     `rules_for` returns the rules and the configuration of a queue that is created from a template.
     `draw` returns a random number in [0, 1). `read_content_type` finds the content type
-    among the properties of a message, or returns the empty string.
+    among the properties of a message, or returns the empty string. `ack_rows` bounds how many
+    acknowledgements are remembered.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Engine:
         cache_bytes: int = 16_777_216,
         codec: Codec | None = None,
         read_content_type: Callable[[bytes], str] | None = None,
+        ack_rows: RowBudget | None = None,
     ) -> None:
         state = EngineState()
         self.state: EngineState = state
@@ -139,6 +142,7 @@ class Engine:
             body_reads,
             self.tokens,
             draw,
+            ack_rows if ack_rows is not None else RowBudget(),
         )
         self._lease_lookup: LeaseLookup = LeaseLookup(
             state,

@@ -347,7 +347,13 @@ async def test_trace_shows_the_state_in_each_group(harness: AdminHarness) -> Non
     states = {one.group: one.state for one in trace.states}
     assert states == {"done": "acked", "failing": "dead", "idle": "waiting"}
     assert trace.message is not None and len(trace.dead_letters) == 1
-    assert steps(trace) == ["enqueued@0", "delivered@0", "dead@0"]
+    assert sorted(steps(trace)) == [
+        "acked@0",
+        "dead@0",
+        "delivered@0",
+        "delivered@0",
+        "enqueued@0",
+    ]
     for reported in (
         "in group done it is acked",
         "in group failing it is dead",
@@ -376,6 +382,7 @@ async def test_deleted_message_is_known_to_have_existed(harness: AdminHarness) -
     names = [delivery_properties(one)["message-id"] for one in taken]
     for message in taken:
         settle(worker, "ack", message)
+    harness.restart()  # which forgets who acknowledged what
     for name in names:
         trace = await explain(harness, name)
         assert trace.message is None and trace.states[0].state == (
@@ -431,6 +438,59 @@ async def test_message_acknowledged_after_failures_is_remembered_for_a_while(
     trace = await explain(harness)
     assert steps(trace) == ["enqueued@0", "delivered@0", "nacked@0", "delivered@5", "acked@5"]
     assert trace.states[0].state == "acked" and "attempt 2" in trace.states[0].why
+
+
+async def test_trace_of_acknowledged_message_names_its_consumer_and_times(
+    harness: AdminHarness,
+) -> None:
+    worker = harness.worker()
+    harness.publish(b"x", message_id="order-7")
+    harness.advance(2)
+    settle(worker, "ack", take(worker)[0])
+    harness.advance(600)
+    trace = await explain(harness)
+    assert steps(trace) == ["enqueued@0", "delivered@0", "acked@2"]
+    assert event(trace, "acked").consumer == "w-1" and event(trace, "acked").attempt == 1
+    (state,) = trace.states
+    assert (state.group, state.state, state.consumer) == ("w", "acked", "w-1")
+    assert "consumer w-1 acknowledged it at" in state.why
+    found = await harness.call(harness.admin.find("order-7"))
+    assert found == ["tasks"]
+
+
+async def test_trace_of_acknowledged_message_with_generated_id(harness: AdminHarness) -> None:
+    worker = harness.worker()
+    harness.publish(b"x")
+    delivery = take(worker)[0]
+    settle(worker, "ack", delivery)
+    trace = await explain(harness, delivery_properties(delivery)["message-id"])
+    assert steps(trace) == ["enqueued@0", "delivered@0", "acked@0"]
+
+
+async def test_stored_message_has_no_acknowledgement_of_an_earlier_one_with_its_id(
+    harness: AdminHarness,
+) -> None:
+    worker = harness.worker()
+    harness.publish(b"x", message_id="order-7")
+    settle(worker, "ack", take(worker)[0])
+    harness.advance(1000)
+    harness.publish(b"y", message_id="order-7")
+    trace = await explain(harness)
+    assert steps(trace) == ["enqueued@1000", "delivered@1000"]
+    assert trace.states[0].state == "delivered"
+
+
+async def test_acknowledgements_of_a_deleted_group_are_left_out(harness: AdminHarness) -> None:
+    worker = harness.worker()
+    other = harness.worker("v-1", group="v")
+    harness.publish(b"x", message_id="order-7")
+    settle(worker, "ack", take(worker)[0])
+    settle(other, "ack", take(other)[0])
+    other.disconnect()
+    await harness.call(harness.admin.delete_group("tasks", "v"))
+    trace = await explain(harness)
+    assert [state.group for state in trace.states] == ["w"]
+    assert steps(trace) == ["enqueued@0", "delivered@0", "acked@0"]
 
 
 async def test_redriven_and_acknowledged_dead_letter_shows_its_whole_trace(

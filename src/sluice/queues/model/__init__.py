@@ -9,6 +9,12 @@ from sluice.queues.model.admission import BREAKER_NAMES, CLOSED, NOT_PAUSED, Adm
 from sluice.queues.model.containers.last_values import MAX_CACHED_KEY_LENGTH, LastValues, hash_key
 from sluice.queues.model.containers.lost_ranges import LostRanges, read_lost_ranges
 from sluice.queues.model.containers.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
+from sluice.queues.model.containers.recent_acks import (
+    MAX_ROWS,
+    Acknowledgement,
+    RecentAcks,
+    RowBudget,
+)
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import (
     DEAD_LETTERING,
@@ -79,6 +85,7 @@ __all__ = [
     "LEASED",
     "MAX_CACHED_KEY_LENGTH",
     "MAX_EVENTS",
+    "MAX_ROWS",
     "NOT_PAUSED",
     "NO_ADDRESS",
     "NO_DELAYED",
@@ -98,6 +105,7 @@ __all__ = [
     "STRICT",
     "TIME_OUT",
     "WAITING",
+    "Acknowledgement",
     "AddressSnapshot",
     "Admission",
     "Alert",
@@ -117,6 +125,8 @@ __all__ = [
     "Pause",
     "Queue",
     "QueueRules",
+    "RecentAcks",
+    "RowBudget",
     "build_ledger",
     "count_unsettled",
     "hash_key",

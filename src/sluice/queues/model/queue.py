@@ -10,6 +10,7 @@ from sluice.message import fnv1a32
 from sluice.metrics import Histogram
 from sluice.queues.model.admission import NOT_PAUSED, Pause
 from sluice.queues.model.containers.last_values import LastValues
+from sluice.queues.model.containers.recent_acks import RecentAcks
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
@@ -44,6 +45,7 @@ class Queue:
         # Of a compacted queue: the location of each key's last message.
         self.last_values: LastValues = LastValues() if rules.is_compacted else NO_LAST_VALUES
         self.deadlines: DeadlineList = DeadlineList()
+        self.recent_acks: RecentAcks | None = None  # created with the first acknowledgement
         # When the engine checks the deadlines next; 0.0: not scheduled.
         self.deadline_check_at: float = 0.0
         self.pause: Pause = NOT_PAUSED  # changed by `set_pause`
@@ -109,6 +111,8 @@ class Queue:
         self.groups = {}
         self.depth = 0
         self.is_deleted = True
+        if self.recent_acks is not None:
+            self.recent_acks.release()
 
     def drop_passed_gates(self) -> None:
         """Remove the gates before which no message is stored."""

@@ -28,7 +28,7 @@ from sluice.message import Message, decode_headers
 from sluice.queues.bulk import parse_iso_time
 from sluice.queues.flow import format_iso_time
 from sluice.queues.model import LEASED, Cursor, Queue, history
-from sluice.queues.names import format_message_id, parse_message_id
+from sluice.queues.names import client_id_of, format_message_id, parse_message_id
 
 MAX_PAYLOAD_BYTES = 1_048_576
 
@@ -43,6 +43,7 @@ async def trace_message(facade: BrokerFacade, name: str, message_id: str) -> Mes
     if message is None or _is_settled_by_some_group(trace.location):
         trace.dead_letters = await _find_dead_letters(facade, queue, message_id)
     trace.history = facade.engine.settlement.recent_history.get(queue.name, message_id)
+    trace.history += _recent_acks(queue, trace)
     stored_at = queue.id_stored_at(message_id.encode("utf-8", "replace"))
     if trace.location is None and not trace.dead_letters and not trace.history and not stored_at:
         return await trace_message(
@@ -123,6 +124,7 @@ async def find_queues_of_message(facade: BrokerFacade, message_id: str) -> list[
         if queue is not None and (
             queue.id_stored_at(own_id)
             or any(own_id in group.leases_by_message_id for group in queue.groups.values())
+            or (queue.recent_acks is not None and queue.recent_acks.find(own_id, -1, -1))
         ):
             found[name] = None
     if found:
@@ -143,6 +145,30 @@ async def find_queues_of_message(facade: BrokerFacade, message_id: str) -> list[
                     origin["original-queue"] if origin.get("original-queue") in queues else name
                 ] = None
     return list(found)
+
+
+def _recent_acks(queue: Queue, trace: TraceData) -> list[history.HistoryEvent]:
+    """Return the events of remembered acknowledgements that the history does not contain."""
+    if queue.recent_acks is None:
+        return []
+    pid, seq = -1, -1
+    if trace.location is not None:
+        pid, seq = int(trace.location[0].pid), trace.location[1]
+    known = {event.group for event in trace.history if event.kind == history.ACKED}
+    names = {int(group.gid): group.name for group in queue.groups.values()}
+    events: list[history.HistoryEvent] = []
+    # A stored message is known by its location: an earlier one may have had the same id.
+    message_id = "" if trace.message is not None else trace.message_id
+    for ack in queue.recent_acks.find(message_id.encode("utf-8", "replace"), pid, seq):
+        group = names.get(int(ack.gid))
+        if group is None or group in known:
+            continue
+        if trace.message is None and not trace.history and not events and ack.enqueued_at:
+            events.append(history.HistoryEvent(ack.enqueued_at, history.ENQUEUED, "", "", 0, ""))
+        consumer = client_id_of(ack.holder)
+        for at, kind in ((ack.delivered_at, history.DELIVERED), (ack.acked_at, history.ACKED)):
+            events.append(history.HistoryEvent(at, kind, group, consumer, ack.attempt, ""))
+    return events
 
 
 # ---- events

@@ -42,6 +42,8 @@ from sluice.queues.model import (
     EngineState,
     Lease,
     Queue,
+    RecentAcks,
+    RowBudget,
     history,
 )
 from sluice.queues.names import format_message_id
@@ -62,6 +64,7 @@ class Settlement:
         body_reads: BodyReads,
         tokens: DeliveryTokens,
         draw: Callable[[], float],
+        ack_rows: RowBudget,
     ) -> None:
         self._state: EngineState = state
         self._schedule: DispatchSchedule = schedule
@@ -74,6 +77,8 @@ class Settlement:
         self._tokens: DeliveryTokens = tokens
         self._draw = draw
         self.recent_history: RecentHistory = RecentHistory()
+        self._ack_rows: RowBudget = ack_rows
+        self._remembers_acks: bool = ack_rows.rows_per_queue > 0
 
     # ---- commands of clients
 
@@ -117,14 +122,10 @@ class Settlement:
         """Settle a message for its group, whether a consumer holds it or not."""
         cursor = lease.cursor
         seq = lease.seq
-        if outcome == ACKED and (
-            lease.history is not None or (lease.message is not None and lease.message.headers)
-        ):
-            self.recent_history.record_ack(
-                lease, message_id_of(lease).decode("utf-8", "replace"), self._state.now
-            )
-        if outcome == ACKED and cursor.group.admission.has_policies:
-            self._control.on_acked(lease)
+        if outcome == ACKED:
+            self._record_ack(lease)
+            if cursor.group.admission.has_policies:
+                self._control.on_acked(lease)
         if lease.state == LEASED:
             consumer = lease.consumer
             was_full = consumer is not None and consumer.in_flight >= consumer.prefetch
@@ -139,6 +140,32 @@ class Settlement:
         cursor.log_settlement(seq, outcome, self._state.frame_builder)
         self._removal.settle_message(cursor, seq, outcome)
         self._schedule.on_settled(cursor)
+
+    def _record_ack(self, lease: Lease) -> None:
+        """Record an acknowledgement, and the history of a message that has one."""
+        if self._remembers_acks:
+            cursor = lease.cursor
+            group = cursor.group
+            partition = cursor.partition
+            recent_acks = group.queue.recent_acks
+            if recent_acks is None:
+                recent_acks = RecentAcks(self._ack_rows)
+                group.queue.recent_acks = recent_acks
+            recent_acks.add(
+                partition.pid,
+                lease.seq,
+                group.gid,
+                lease.holder,
+                lease.publisher_message_id,
+                lease.attempt,
+                partition.arrival_ms(lease.seq),
+                i64(lease.last_delivered_at * 1000.0),
+                i64(self._state.now * 1000.0),
+            )
+        if lease.history is not None or (lease.message is not None and lease.message.headers):
+            self.recent_history.record_ack(
+                lease, message_id_of(lease).decode("utf-8", "replace"), self._state.now
+            )
 
     def _record_late_ack(self, lease: Lease) -> None:
         """Record an ack of the last holder after the deadline: it counts, the work is done."""
