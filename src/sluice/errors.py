@@ -596,6 +596,29 @@ class UnknownMessage(QueueError):
         self.message_id = message_id
 
 
+class AlreadyDelivered(QueueError):
+    """A command comes too late for a message: a consumer is working on it."""
+
+    def __init__(self, message_id: str, group: str, client: str) -> None:
+        holder = f"consumer {client} of group {group}" if client else f"group {group}"
+        super().__init__(
+            f"too late: message {message_id!r} is in delivery to {holder}",
+            "Let that consumer settle it. If the delivery fails, the command works until the next "
+            "attempt",
+        )
+
+
+class TooManyMessages(QueueError):
+    """A message is named by the id of its publisher, and too many messages are stored."""
+
+    def __init__(self, queue: str, message_id: str) -> None:
+        super().__init__(
+            f"message {message_id!r} is not among the oldest messages of queue {queue!r}, and the "
+            "queue has too many to search all of them",
+            "Name the message by the id that the broker generated: peek shows it",
+        )
+
+
 class OutOfRange(QueueError):
     """Sequences that are no longer stored or not published yet."""
 

@@ -35,6 +35,11 @@ clients = ["worker*"]
 queues = ["tasks", "dlq/tasks"]
 
 [[rule]]
+allow = ["queue-cancel"]
+clients = ["support"]
+queues = ["tasks"]
+
+[[rule]]
 allow = ["queue-admin"]
 clients = ["manager*"]
 queues = ["kept/#"]
@@ -64,6 +69,19 @@ def test_forbidden_publish_gets_0x87_and_a_remedy(build: Build, qos: int) -> Non
     assert (reason, "rule" in why) == (0x87, True)
     assert put(client, "open/x", b"x", qos)[0] == 0
     assert [one.topic for one in listener.messages()] == [b"open/x"]
+
+
+def test_cancelling_needs_a_right_of_its_own(build: Build) -> None:
+    harness = build()
+    publisher = harness.connect("c")
+    for message_id in ("a", "b"):
+        assert put(publisher, "$queue/tasks", b"x", options={"message-id": message_id})[0] == 0
+    assert put(publisher, "$queue/tasks/$cancel/a")[0] == 0x87
+    assert put(publisher, "$queue/tasks/$cancel", b"a")[0] == 0x87
+    support = harness.connect("support")
+    assert put(support, "$queue/tasks/$cancel/a")[0] == 0
+    assert put(support, "$queue/tasks/$cancel", b"b")[0] == 0
+    assert put(support, "$queue/other/$cancel/a")[0] == 0x87
 
 
 @pytest.mark.parametrize("version", [V311, V5])

@@ -172,7 +172,7 @@ def queue_view(name: str = "jobs", **more: Any) -> dict[str, Any]:
 
 
 def group_view(name: str = "work", **more: Any) -> dict[str, Any]:
-    ledger = model.Ledger(9, 4, 1, 1, 2, 1, 0, 0)
+    ledger = model.Ledger(9, 4, 1, 1, 2, 1, 0, 0, 0)
     group = model.Group(
         name,
         6,

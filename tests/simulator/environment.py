@@ -34,6 +34,7 @@ from tests.simulator.participants import (
 )
 from tests.simulator.schedule import Retention, Schedule
 from tests.simulator.unauthorized_clients import UnauthorizedClients
+from tests.simulator.waiting_commands import WaitingCommands
 
 # The engine's warning about a dead letter without a dead-letter queue.
 DROPPED: Final = re.compile(
@@ -53,6 +54,7 @@ class Environment:
         self.retention = Retention(self.loop.clock)
         self.unauthorized = UnauthorizedClients(seed, self.oracle)
         self.policies = DeliveryPolicies(seed, self.oracle, self.loop.clock)
+        self.commands = WaitingCommands(self)
         self.is_armed = True  # a turn has ended since the last command: the engine's timers are set
         self.is_ending_groups = False  # leases are revoked because their group or queue is deleted
         self.publisher = SimulatedPublisher(self)
@@ -216,6 +218,7 @@ class Environment:
                 f"{pair} is delivered {self.loop.now - float(message.expires)} s after it expired"
             )
         # Without reclaimed deliveries: no client is notified of the end of their deadline.
+        self.commands.delivered(number[1:])
         self.policies.delivered(cursor.group, self.schedule.running.keys() - {number})
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:

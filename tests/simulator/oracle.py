@@ -16,6 +16,7 @@ ACKED: Final = "acked"
 DEAD: Final = "dead"
 EXPIRED: Final = "expired"
 PURGED: Final = "purged"
+CANCELLED: Final = "cancelled"
 
 
 # A message in a group: gid, pid, sequence.

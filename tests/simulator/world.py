@@ -513,6 +513,13 @@ class World(Checker):
                     f"at {(one.pid, new)} for {target}"
                 )
 
+    def cancel(self) -> None:
+        if self.oracle.pairs:
+            pair = self.rng.choice(list(self.oracle.pairs.values()))
+            what = self.commands.cancel(pair.location, pair.sent.own_id)
+            self._count(what)
+            self._log_step(f"{pair.location} {what}")
+
     # ---- time and restarts
 
     def pass_time(self) -> None:
@@ -577,6 +584,7 @@ class World(Checker):
         self.by_tag = {}
         self.oracle.in_flight = {}
         self.schedule.restarted()
+        self.commands.restarted()
         self.dead_lettered_now = set()
         self.uncommitted_now = set()
         self._open()
@@ -651,6 +659,7 @@ ACTIONS: Final = {
     "delete_queue": 0.1,
     "purge": 0.3,
     "redrive": 2,
+    "cancel": 2,
     "crash": 1.5,
     "restart": 0.3,
 }

@@ -284,8 +284,8 @@ class GroupState:
     state: Annotated[
         str,
         Doc(
-            "waiting, delayed, delivered, retrying, acked, dead, expired, purged, settled (not"
-            " known how) or not-for-it"
+            "waiting, delayed, delivered, retrying, acked, dead, expired, purged, cancelled,"
+            " settled (not known how) or not-for-it"
         ),
     ]
     consumer: Annotated[str, Doc("The consumer that has the delivery, or had the last one")]
@@ -390,6 +390,7 @@ class StoreQueue:
                 "dead": 0,
                 "expired": 0,
                 "purged": 0,
+                "cancelled": 0,
             },
         ),
     ]

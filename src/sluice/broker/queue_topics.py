@@ -4,6 +4,7 @@ $queue/<q>                       publish, consume
 $queue/<q>/$group/<g>            consume as a member of <g>, for clients without user properties
 $queue/<q>/$group/<g>/$explicit  the same, and a PUBACK does not settle
 $queue/<q>/$ack[/<id>]           settle; also $nack, $reject, $extend, $release
+$queue/<q>/$cancel[/<id>]        remove a message that is not delivered yet
 $queue/<q>/$msg/<id>             topic of deliveries to such a client
 $queue/responses/<id>            reply queue: in memory, until its consumer takes the response
 """
@@ -29,9 +30,10 @@ NACK: Final = 3
 REJECT: Final = 4
 EXTEND: Final = 5
 RELEASE: Final = 6
-RESPONSE: Final = 7
-INVALID: Final = 8
-ADMIN: Final = 9  # not below $queue/
+CANCEL: Final = 7
+RESPONSE: Final = 8
+INVALID: Final = 9
+ADMIN: Final = 10  # not below $queue/
 
 GROUP_FORM: Final = (
     b"a group is written $queue/<queue>/$group/<group> or $queue/<queue>/$group/<group>/$explicit"
@@ -44,6 +46,7 @@ _VERBS: Final[dict[bytes, int]] = {
     b"$reject": REJECT,
     b"$extend": EXTEND,
     b"$release": RELEASE,
+    b"$cancel": CANCEL,
 }
 
 

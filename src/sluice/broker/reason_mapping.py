@@ -16,6 +16,7 @@ from sluice.errors import (
     TooManyIds,
     UnknownDelivery,
     UnknownGroup,
+    UnknownMessage,
     UnknownQueue,
 )
 from sluice.wire.reasons import (
@@ -37,7 +38,7 @@ def get_reason_code(error: QueueError) -> int:
         return QUOTA_EXCEEDED
     if isinstance(error, InvalidQueueName | UnknownQueue):
         return TOPIC_NAME_INVALID
-    if isinstance(error, UnknownDelivery | UnknownGroup):
+    if isinstance(error, UnknownDelivery | UnknownGroup | UnknownMessage):
         return NO_MATCHING_SUBSCRIBERS
     if isinstance(error, NotHolder):
         return NOT_AUTHORIZED

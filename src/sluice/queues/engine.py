@@ -34,9 +34,11 @@ from sluice.queues.flow import (
     DeliveryTokens,
     Dispatch,
     DispatchSchedule,
+    IdSearches,
     KeyCompaction,
     LeaseLookup,
     Lifecycle,
+    MessageCommands,
     PendingDeadLetters,
     Publishing,
     Removal,
@@ -144,6 +146,10 @@ class Engine:
             draw,
             ack_rows if ack_rows is not None else RowBudget(),
         )
+        self.commands: MessageCommands = MessageCommands(
+            state, self.removal, self.settlement.recent_history
+        )
+        self.id_searches: IdSearches = IdSearches(state.effects, self.codec)
         self._lease_lookup: LeaseLookup = LeaseLookup(
             state,
             schedule,
@@ -361,7 +367,10 @@ class Engine:
         self.exclusive.on_frame_committed(self.frame_builder.base_address(), self.state.now)
 
     def on_read_done(self, read: BodyRead, records: list[bytes | None]) -> None:
-        self.dispatch.on_read_done(read, records)
+        if read.search is not None:
+            self.id_searches.on_read_done(read.search, read, records)
+        else:
+            self.dispatch.on_read_done(read, records)
 
     def on_owner_read_done(self, read: OwnerRead, records: list[bytes | None]) -> None:
         for warning in self.exclusive.on_read_done(read, records, self.state.now, self.codec):

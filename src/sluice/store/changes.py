@@ -48,7 +48,7 @@ class GroupDeleted(Change):
 
 
 class MessagesSettled(Change):
-    """A group settled messages; `outcome` is acked, dead, expired or purged."""
+    """A group settled messages; `outcome` is acked, dead, expired, purged or cancelled."""
 
     def __init__(self, group: str, pid: int, outcome: str, ranges: Ranges) -> None:
         self.group = group

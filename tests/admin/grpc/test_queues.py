@@ -200,7 +200,7 @@ async def test_groups_are_created_moved_read_and_deleted(grpc_api: GrpcApi) -> N
     shown = await grpc_api.admin.GetGroup(pb.GetGroupRequest(queue="jobs", group="late"))
     assert shown == listed[1]
     ledger = shown.ledger
-    settled = ledger.acked + ledger.dead + ledger.expired + ledger.purged
+    settled = ledger.acked + ledger.dead + ledger.expired + ledger.purged + ledger.cancelled
     assert ledger.enqueued == ledger.waiting + ledger.delivered + ledger.retrying + settled
     await grpc_api.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="late"))
     listed = (await grpc_api.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups

@@ -136,9 +136,9 @@ async def test_metrics_match_what_happened() -> None:
         outcome: page.value(
             "mqtt_queue_group_settled_total", queue="$queue/jobs", group="team", outcome=outcome
         )
-        for outcome in ("acked", "dead", "expired", "purged")
+        for outcome in ("acked", "dead", "expired", "purged", "cancelled")
     }
-    assert settled == {"acked": 1, "dead": 1, "expired": 0, "purged": 0}
+    assert settled == {"acked": 1, "dead": 1, "expired": 0, "purged": 0, "cancelled": 0}
     assert page.value("mqtt_queue_group_enqueued_total", queue="$queue/jobs", group="team") == sum(
         [*states.values(), *settled.values()]
     )

@@ -252,6 +252,7 @@ def test_redis_adds_up_a_queue_over_its_partitions(
         "dead": 0,
         "expired": 0,
         "purged": 0,
+        "cancelled": 0,
     }
     assert queue.counters == expected
     late, workers = queue.groups["late"], queue.groups["workers"]

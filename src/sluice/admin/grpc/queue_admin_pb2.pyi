@@ -434,7 +434,7 @@ class FindMessageResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ledger(_message.Message):
-    __slots__ = ("enqueued", "waiting", "delivered", "retrying", "acked", "dead", "expired", "purged")
+    __slots__ = ("enqueued", "waiting", "delivered", "retrying", "acked", "dead", "expired", "purged", "cancelled")
     ENQUEUED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +443,7 @@ class Ledger(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     PURGED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     enqueued: int
     waiting: int
     delivered: int
@@ -451,7 +452,8 @@ class Ledger(_message.Message):
     dead: int
     expired: int
     purged: int
-    def __init__(self, enqueued: _Optional[int] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., retrying: _Optional[int] = ..., acked: _Optional[int] = ..., dead: _Optional[int] = ..., expired: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
+    cancelled: int
+    def __init__(self, enqueued: _Optional[int] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., retrying: _Optional[int] = ..., acked: _Optional[int] = ..., dead: _Optional[int] = ..., expired: _Optional[int] = ..., purged: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class Consumer(_message.Message):
     __slots__ = ("client", "group", "partitions", "inflight", "prefetch", "priority", "exclusive", "connected", "stalled", "slow", "settled_at", "last_heartbeat")

@@ -280,6 +280,7 @@ GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
     ("dead", lambda one: one.dead),
     ("expired", lambda one: one.expired),
     ("purged", lambda one: one.purged),
+    ("cancelled", lambda one: one.cancelled),
 )
 
 QUANTILES: Final = (0.5, 0.9, 0.99)

@@ -35,6 +35,7 @@ class GroupMetrics:
     dead: int
     expired: int
     purged: int
+    cancelled: int
     is_paused: bool  # by itself or with its queue
     breaker: int  # its state, as in `model.admission`
     is_limited: bool  # a limit allows no delivery now
@@ -192,6 +193,7 @@ def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
         dead=account.dead,
         expired=account.expired,
         purged=account.purged,
+        cancelled=account.cancelled,
         is_paused=admission.pause.is_active() or queue.pause.is_active(),
         breaker=int(admission.breaker.state),
         is_limited=admission.is_limited(queue.rules, group.in_flight),

@@ -133,6 +133,7 @@ def build_ledger_view(group: Group) -> model.Ledger:
         dead=account.dead,
         expired=account.expired,
         purged=account.purged,
+        cancelled=account.cancelled,
     )
 
 

@@ -24,6 +24,7 @@ QUEUE_PUBLISH: Final = 8
 QUEUE_CONSUME: Final = 16
 QUEUE_SETTLE: Final = 32
 QUEUE_ADMIN: Final = 64
+QUEUE_CANCEL: Final = 128
 
 ACTIONS: Final[dict[str, int]] = {
     "connect": CONNECT,
@@ -33,13 +34,14 @@ ACTIONS: Final[dict[str, int]] = {
     "queue-consume": QUEUE_CONSUME,
     "queue-settle": QUEUE_SETTLE,
     "queue-admin": QUEUE_ADMIN,
+    "queue-cancel": QUEUE_CANCEL,
 }
 ANONYMOUS: Final = "$anonymous"
 # Marks a filter that applies to itself only. No topic contains this character.
 EXACT: Final = "\0"
 _EXACT_BYTE: Final = b"\0"
 TOPIC_ACTIONS: Final = PUBLISH | SUBSCRIBE
-QUEUE_ACTIONS: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN
+QUEUE_ACTIONS: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN | QUEUE_CANCEL
 
 
 class Rule:

@@ -13,6 +13,7 @@ from typing import Final
 from sluice.broker.acl.acl import PUBLISH as PUBLISH_ACTION
 from sluice.broker.acl.acl import (
     QUEUE_ADMIN,
+    QUEUE_CANCEL,
     QUEUE_CONSUME,
     QUEUE_PUBLISH,
     QUEUE_SETTLE,
@@ -22,7 +23,7 @@ from sluice.broker.acl.acl import (
     clause_for_filter,
     clause_for_topic,
 )
-from sluice.broker.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
+from sluice.broker.queue_topics import ACK, CANCEL, RELEASE, RESPONSE, parse_queue_topic
 from sluice.broker.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
 from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
@@ -76,6 +77,9 @@ class Grant:
             parsed = parse_queue_topic(topic)
             if ACK <= parsed.verb <= RELEASE:
                 allowed = self.allows(QUEUE_SETTLE, parsed.queue.encode())
+                return allowed if parsed.argument else self._cache_publish(topic, allowed)
+            if parsed.verb == CANCEL:
+                allowed = self.allows(QUEUE_CANCEL, parsed.queue.encode())
                 return allowed if parsed.argument else self._cache_publish(topic, allowed)
             # The queue handler refuses an invalid queue name with a better text.
             name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue

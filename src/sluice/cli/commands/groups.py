@@ -64,7 +64,11 @@ def show(cli: CommandContext, queue: Queue, group: Group) -> None:
         f"{format_count(ledger[key])} {key}"
         for key in ("waiting", "delivered", "retrying", "acked", "dead")
     ]
-    parts += [f"{format_count(ledger[key])} {key}" for key in ("expired", "purged") if ledger[key]]
+    parts += [
+        f"{format_count(ledger[key])} {key}"
+        for key in ("expired", "purged", "cancelled")
+        if ledger[key]
+    ]
     cli.out.show(
         styled(f"{found['name']} of {queue}", style="bold"),
         facts_table(

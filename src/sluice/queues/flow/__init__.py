@@ -4,6 +4,7 @@ Each class is one part of the engine, which wires them.
 """
 
 from sluice.queues.flow.appender import Appender
+from sluice.queues.flow.commands import IdSearches, MessageCommands
 from sluice.queues.flow.dead_letters import (
     UNACCEPTABLE,
     DeadLetters,
@@ -47,9 +48,11 @@ __all__ = [
     "DeliveryTokens",
     "Dispatch",
     "DispatchSchedule",
+    "IdSearches",
     "KeyCompaction",
     "LeaseLookup",
     "Lifecycle",
+    "MessageCommands",
     "PendingDeadLetters",
     "Publishing",
     "Removal",

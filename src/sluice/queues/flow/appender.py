@@ -64,6 +64,8 @@ class Appender:
         if message.deliver_at > now_ms:
             flags |= DELAYED
             partition.has_delayed = True
+            if message.id:
+                queue.index_delayed(message.id, partition, partition.next_seq)
             record_time_ms = message.deliver_at
             due_at = float(record_time_ms) / 1000.0
         expires = message.expires

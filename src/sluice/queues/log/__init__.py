@@ -17,15 +17,26 @@ from sluice.queues.log.broker_state import (
 )
 from sluice.queues.log.cross_node_dedup import PART_BITS
 from sluice.queues.log.frame_builder import Frame, FrameBuilder, LoggedPartition, NoteSource
-from sluice.queues.log.notes import ACKED, DEAD, EXPIRED, PURGED, NoteReader, NoteWriter
+from sluice.queues.log.notes import (
+    ACKED,
+    CANCELLED,
+    DEAD,
+    EXPIRED,
+    OUTCOMES,
+    PURGED,
+    NoteReader,
+    NoteWriter,
+)
 from sluice.queues.log.segment_usage import SegmentUsage
 
 __all__ = [
     "ACKED",
+    "CANCELLED",
     "DEAD",
     "EXPIRED",
     "FIRST_OWNER_PID",
     "FIRST_STATE_PID",
+    "OUTCOMES",
     "PART_BITS",
     "PENDING_PID",
     "PURGED",

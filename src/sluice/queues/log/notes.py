@@ -72,6 +72,8 @@ ACKED: Final = 0
 DEAD: Final = 1
 EXPIRED: Final = 2
 PURGED: Final = 3
+CANCELLED: Final = 4
+OUTCOMES: Final = 5  # how many there are
 
 
 class NoteReader:

@@ -39,10 +39,12 @@ from sluice.queues.model.effects import (
     FOR_DELIVERY,
     FOR_EXPIRY,
     FOR_PREFETCH,
+    FOR_SEARCH,
     NO_EFFECTS,
     Alert,
     BodyRead,
     Effects,
+    IdSearch,
 )
 from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.history import MAX_EVENTS, HistoryEvent, read_events, write_events
@@ -82,6 +84,7 @@ __all__ = [
     "FOR_DELIVERY",
     "FOR_EXPIRY",
     "FOR_PREFETCH",
+    "FOR_SEARCH",
     "LEASED",
     "MAX_CACHED_KEY_LENGTH",
     "MAX_EVENTS",
@@ -116,6 +119,7 @@ __all__ = [
     "EngineState",
     "Group",
     "HistoryEvent",
+    "IdSearch",
     "LastValues",
     "Lease",
     "Ledger",

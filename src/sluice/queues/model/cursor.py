@@ -30,9 +30,7 @@ from mypy_extensions import i64
 from sluice.message import DELAYED, PRIORITY_MASK, Message
 from sluice.queues.log import (
     ACKED,
-    DEAD,
-    EXPIRED,
-    PURGED,
+    OUTCOMES,
     FrameBuilder,
     NoteSource,
 )
@@ -98,7 +96,8 @@ class Cursor(NoteSource):
         # messages that this group had to settle, up to `enqueued_counted_to`
         self.enqueued: i64 = 0
         self.enqueued_counted_to: i64 = partition.next_seq
-        self.outcome_counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
+        # acked, dead, expired, purged, cancelled
+        self.outcome_counts: list[int] = [0, 0, 0, 0, 0]
         # When the low watermark reaches this sequence, a gate opens for other cursors.
         self.gate_watermark: i64 = NO_GATE
         # History of messages released without a failure: see `history`.
@@ -477,7 +476,7 @@ class Cursor(NoteSource):
             self._unlogged_acks.append(int(seq))
         else:
             if self._unlogged_others is _NO_UNLOGGED:
-                self._unlogged_others = [[] for _ in range(PURGED + 1)]
+                self._unlogged_others = [[] for _ in range(OUTCOMES)]
             self._unlogged_others[outcome].append(int(seq))
 
     def count_outcome(self, seq: i64, outcome: i64, is_readable: bool) -> None:
@@ -575,8 +574,10 @@ class Cursor(NoteSource):
         return 0
 
     def count_settled(self) -> i64:
-        counts = self.outcome_counts
-        return i64(counts[ACKED]) + i64(counts[DEAD]) + i64(counts[EXPIRED]) + i64(counts[PURGED])
+        settled: i64 = 0
+        for count in self.outcome_counts:
+            settled += i64(count)
+        return settled
 
     def count_retrying(self) -> i64:
         return len(self.leases) - self.in_flight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import Lease
@@ -20,6 +20,25 @@ FOR_DELIVERY: Final = 0  # a cursor is blocked until the first body is read
 FOR_EXPIRY: Final = 1  # an expired message is dead-lettered
 FOR_DEAD_LETTER: Final = 2  # a failed message without its body in memory is dead-lettered
 FOR_PREFETCH: Final = 3  # a cursor will need them soon
+FOR_SEARCH: Final = 4  # a command names a message by the id of its publisher
+MAX_SEARCHED_MESSAGES: Final = 50_000  # that one search reads
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class IdSearch:
+    """What is searched, and what was found. The subclass knows what the search is for."""
+
+    def __init__(self, queue: Queue, wanted: list[bytes]) -> None:
+        self.queue: Queue = queue
+        self.wanted: set[bytes] = set(wanted)
+        self.found: dict[bytes, tuple[Partition, int]] = {}
+        self.is_cut: bool = False  # more messages are stored than a search may read
+        self.remaining: i64 = MAX_SEARCHED_MESSAGES
+        # Partition, and first and last sequence to read; the next range is the last one.
+        self.ranges: list[tuple[Partition, int, int]] = []
+
+    def on_done(self) -> None:
+        """Called once, when all is found or everything was read."""
 
 
 class BodyRead:
@@ -36,6 +55,7 @@ class BodyRead:
         self.cursor: Cursor | None = None
         self.lease: Lease | None = None
         self.reason: str = ""
+        self.search: IdSearch | None = None
 
 
 class Alert:

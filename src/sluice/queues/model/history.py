@@ -36,6 +36,7 @@ DEAD: Final = "dead"
 EXPIRED: Final = "expired"
 REDRIVEN: Final = "redriven"
 ACKED: Final = "acked"
+CANCELLED: Final = "cancelled"
 
 
 class HistoryEvent:

@@ -1,8 +1,8 @@
-"""The ledger: enqueued = waiting + delivered + retrying + acked + dead + expired + purged.
+"""The ledger: enqueued is the sum of waiting, delivered, retrying and the outcomes.
 
-It holds for each queue and group. The counters are kept up to date as messages pass; `verify`
-counts everything again one by one and reports differences. `sluice verify` runs it, and the
-simulator after each step.
+The outcomes are acked, dead, expired, purged and cancelled. The sum holds for each queue and group.
+The counters are kept up to date as messages pass; `verify` counts everything again one by one and
+reports differences. `sluice verify` runs it, and the simulator after each step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
-from sluice.queues.log import ACKED, DEAD, EXPIRED, PURGED
+from sluice.queues.log import ACKED, CANCELLED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY
 from sluice.queues.model.group import Group
@@ -31,6 +31,7 @@ class Ledger:
         self.dead: int = 0
         self.expired: int = 0
         self.purged: int = 0
+        self.cancelled: int = 0
 
     def add_cursor(self, cursor: Cursor) -> None:
         self.enqueued += int(cursor.count_enqueued())
@@ -41,10 +42,11 @@ class Ledger:
         self.dead += cursor.outcome_counts[DEAD]
         self.expired += cursor.outcome_counts[EXPIRED]
         self.purged += cursor.outcome_counts[PURGED]
+        self.cancelled += cursor.outcome_counts[CANCELLED]
 
     def balance(self) -> int:
         """Return the number of unaccounted messages: 0 if the ledger adds up."""
-        settled = self.acked + self.dead + self.expired + self.purged
+        settled = self.acked + self.dead + self.expired + self.purged + self.cancelled
         return self.enqueued - self.waiting - self.delivered - self.retrying - settled
 
 

@@ -8,9 +8,11 @@ from mypy_extensions import i64
 
 from sluice.message import fnv1a32
 from sluice.metrics import Histogram
+from sluice.queues.log import NoteReader, NoteWriter
 from sluice.queues.model.admission import NOT_PAUSED, Pause
 from sluice.queues.model.containers.last_values import LastValues
 from sluice.queues.model.containers.recent_acks import RecentAcks
+from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
@@ -18,6 +20,8 @@ from sluice.queues.model.queue_rules import STRICT, QueueRules
 
 # Shared by all work queues; never modified.
 NO_LAST_VALUES: Final = LastValues()
+NO_IDS: Final[dict[bytes, int]] = {}
+MIN_CHECKED_IDS: Final = 1024  # fewer ids of delayed messages are not worth a check
 
 
 class PartitionGate:
@@ -67,6 +71,10 @@ class Queue:
         self.dead_by_reason: dict[str, int] = {}
         self.delivery_latency: Histogram = Histogram()
         self.process_latency: Histogram = Histogram()
+        # Where messages with a delay and an id of their publisher are: pid and sequence. Entries of
+        # deleted messages are dropped from time to time.
+        self.delayed_ids: dict[bytes, int] = NO_IDS
+        self._delayed_ids_checked: int = 0  # how many were left after the last check
         self._round_robin: i64 = 0
         self._ids: dict[bytes, float] = {}
         self._older_ids: dict[bytes, float] = {}
@@ -150,6 +158,40 @@ class Queue:
             self._ids = {}
             self._ids_since = now
         self._ids[message_id] = now
+
+    # ---- ids of delayed messages
+
+    def index_delayed(self, message_id: bytes, partition: Partition, seq: i64) -> None:
+        """Remember where a delayed message is, so that a command can name it by its id."""
+        if self.delayed_ids is NO_IDS:
+            self.delayed_ids = {}
+        if len(self.delayed_ids) > 2 * self._delayed_ids_checked + MIN_CHECKED_IDS:
+            self._drop_deleted_ids()
+        self.delayed_ids[message_id] = (int(partition.pid) << SEQUENCE_BITS) | int(seq)
+
+    def _drop_deleted_ids(self) -> None:
+        by_pid = {int(partition.pid): partition for partition in self.partitions}
+        self.delayed_ids = {
+            message_id: location
+            for message_id, location in self.delayed_ids.items()
+            if by_pid[location >> SEQUENCE_BITS].holds(location & SEQUENCE_MASK)
+        }
+        self._delayed_ids_checked = len(self.delayed_ids)
+
+    def write_delayed_ids(self, out: NoteWriter) -> None:
+        self._drop_deleted_ids()
+        out.write_int(len(self.delayed_ids))
+        for message_id, location in self.delayed_ids.items():
+            out.write_bytes(message_id)
+            out.write_int(location)
+
+    def load_delayed_ids(self, note: NoteReader) -> None:
+        count = note.read_int()
+        if count:
+            self.delayed_ids = {}
+        for _ in range(count):
+            message_id = note.read_bytes()
+            self.delayed_ids[message_id] = int(note.read_int())
 
     def id_stored_at(self, message_id: bytes) -> float:
         """Return when a message with this id was last stored, or 0.0 if that is unknown."""

@@ -291,6 +291,8 @@ class EngineLoader:
             partition.skip_for_other_groups(record.seq, target)
         if message.id:
             queue.remember_id(message.dedup_key(), float(message.enqueued_at) / 1000.0)
+            if record.flags & DELAYED:
+                queue.index_delayed(message.id, partition, record.seq)
         if missing:
             for cursor in partition.cursors:
                 # The low watermark may be at the first lost message.

@@ -32,7 +32,7 @@ from sluice.store.changes import (
     RetryScheduled,
 )
 
-_OUTCOME_NAMES = ("acked", "dead", "expired", "purged")
+_OUTCOME_NAMES = ("acked", "dead", "expired", "purged", "cancelled")
 _STATE_STREAM_NAMES = {RETAINED_PID: "$retained", SESSIONS_PID: "$sessions", PENDING_PID: "$mail"}
 
 

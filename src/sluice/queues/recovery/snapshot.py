@@ -25,7 +25,7 @@ from sluice.queues.flow import (
     write_pause,
     write_retry,
 )
-from sluice.queues.log import NoteReader, NoteWriter
+from sluice.queues.log import OUTCOMES, NoteReader, NoteWriter
 from sluice.queues.model import (
     MAX_EVENTS,
     RECOVER,
@@ -43,7 +43,7 @@ from sluice.queues.model import (
     write_events,
 )
 
-VERSION: Final = 9
+VERSION: Final = 10
 # Since then, last values are unordered, and stored with the gaps of shared queues.
 UNORDERED_SINCE: Final = 5
 # Since then, retries have the token of the failed delivery.
@@ -57,6 +57,8 @@ TIMES_SINCE: Final = 8
 COUNTERS_SINCE: Final = 9
 # Since then: pauses of queues and groups, and open breakers.
 ADMISSION_SINCE: Final = 9
+# Since then: cancelled messages are counted, and delayed messages have their publisher's ids.
+COMMANDS_SINCE: Final = 10
 # The oldest version that can be read: before compacted queues.
 OLDEST_VERSION: Final = 3
 
@@ -112,6 +114,7 @@ def _write_queue(out: NoteWriter, queue: Queue, engine: Engine) -> None:
     for name, stored_at in recent:
         out.write_bytes(name)
         out.write_seconds(stored_at)
+    queue.write_delayed_ids(out)
 
 
 def _write_partition(out: NoteWriter, partition: Partition) -> None:
@@ -257,6 +260,8 @@ class SnapshotReader:
         for _ in range(note.read_int()):
             message_id = note.read_bytes()
             queue.remember_id(message_id, note.read_seconds())
+        if note.kind >= COMMANDS_SINCE:
+            queue.load_delayed_ids(note)
 
     def _read_partition(self, note: NoteReader, queue: Queue, number: int) -> None:
         partition = Partition(queue, note.read_int(), number)
@@ -288,7 +293,9 @@ class SnapshotReader:
         for partition in queue.partitions:
             cursor = Cursor(group, partition, note.read_int())
             cursor.enqueued = note.read_int()
-            cursor.outcome_counts = [int(note.read_int()) for _ in range(4)]
+            known = OUTCOMES if note.kind >= COMMANDS_SINCE else OUTCOMES - 1
+            cursor.outcome_counts = [int(note.read_int()) for _ in range(known)]
+            cursor.outcome_counts += [0] * (OUTCOMES - known)
             cursor.settled_seqs = {int(note.read_int()) for _ in range(note.read_int())}
             for _ in range(note.read_int()):
                 load_retry(note, cursor, note.kind >= TOKENS_SINCE, note.kind >= TIMES_SINCE)

@@ -263,6 +263,7 @@ class QueueService:
             "dead": counters.dead,
             "expired": counters.expired,
             "purged": counters.purged,
+            "cancelled": counters.cancelled,
             "consumers": [
                 {
                     "client": consumer.client,

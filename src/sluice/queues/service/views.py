@@ -50,6 +50,7 @@ class Ledger:
     dead: Annotated[int, Doc("Given up: dead-lettered or dropped")]
     expired: Annotated[int, Doc("Removed because their time to live ended")]
     purged: Annotated[int, Doc("Removed by an operator")]
+    cancelled: Annotated[int, Doc("Cancelled before they were delivered")]
 
 
 @dataclass(frozen=True, slots=True)

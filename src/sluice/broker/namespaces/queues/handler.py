@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.queues.bindings import BoundQueues
+from sluice.broker.namespaces.queues.command_topics import CommandTopics
 from sluice.broker.namespaces.queues.memberships import find_memberships
 from sluice.broker.namespaces.queues.message_builder import MessageBuilder
 from sluice.broker.namespaces.queues.queue_subscriptions import QueueSubscriptions
@@ -23,9 +24,9 @@ from sluice.broker.namespaces.remote_requests import (
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.queue_topics import (
     ACK,
+    CANCEL,
     INVALID,
     PUBLISH,
-    RELEASE,
     QueueTopic,
     parse_queue_topic,
 )
@@ -64,6 +65,7 @@ class QueueHandler(NamespaceHandler):
         self._topic_cache: dict[bytes, QueueTopic] = {}
         self._builder: MessageBuilder = MessageBuilder(engine)
         self._settlements: SettlementTopics = SettlementTopics(engine, router.counters)
+        self._commands: CommandTopics = CommandTopics(engine)
         self.bindings: BoundQueues = BoundQueues(engine, router, self._builder, schemas)
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
             engine, self.create_queue, router.turn, self._begin_command
@@ -78,7 +80,7 @@ class QueueHandler(NamespaceHandler):
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
-        """Publish to a queue, or settle deliveries."""
+        """Publish to a queue, settle deliveries, or cancel messages."""
         topic = packet.topic
         self._begin_command()
         parsed = self._topic_cache.get(topic)
@@ -87,7 +89,7 @@ class QueueHandler(NamespaceHandler):
             if not session.is_proxy:
                 parsed.cell = self._router.cluster.cell_for(topic, packet.payload)
         verb = parsed.verb
-        is_settlement = ACK <= verb <= RELEASE
+        is_settlement = ACK <= verb <= CANCEL
         if parsed.cell >= 0:
             self._router.cluster.get_proxies(session).publish(
                 parsed.cell, packet, is_settlement, connection
@@ -96,6 +98,8 @@ class QueueHandler(NamespaceHandler):
         try:
             if verb == PUBLISH:
                 self._enqueue(packet, parsed, session, connection)
+            elif verb == CANCEL:
+                self._commands.execute(packet, parsed, self._find_queue(parsed), session)
             elif is_settlement:
                 self._settlements.settle(packet, parsed, self._find_queue(parsed), session)
             else:
@@ -116,7 +120,7 @@ class QueueHandler(NamespaceHandler):
 
     def _parse_topic(self, topic: bytes) -> QueueTopic:
         parsed = parse_queue_topic(topic)
-        if parsed.verb == PUBLISH or (ACK <= parsed.verb <= RELEASE and not parsed.argument):
+        if parsed.verb == PUBLISH or (ACK <= parsed.verb <= CANCEL and not parsed.argument):
             error_text = queue_name_error(parsed.queue)
             if error_text:
                 parsed = QueueTopic(INVALID, parsed.queue, error_text.encode())

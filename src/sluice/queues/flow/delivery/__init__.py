@@ -7,7 +7,11 @@ from sluice.queues.flow.delivery.delivery_control import (
     write_admission,
     write_pause,
 )
-from sluice.queues.flow.delivery.delivery_history import store_released, take_released
+from sluice.queues.flow.delivery.delivery_history import (
+    RecentHistory,
+    store_released,
+    take_released,
+)
 from sluice.queues.flow.delivery.delivery_tokens import (
     RUN_BYTES,
     SECRET_BYTES,
@@ -26,6 +30,7 @@ __all__ = [
     "DeliveryTokens",
     "Dispatch",
     "LeaseLookup",
+    "RecentHistory",
     "Settlement",
     "load_admission",
     "read_pause",

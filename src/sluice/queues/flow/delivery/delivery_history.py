@@ -15,10 +15,10 @@ MAX_RELEASED: Final = 256
 
 
 class RecentHistory:
-    """Histories of recent messages that were acknowledged after a failure.
+    """Histories of recent messages: acknowledged after a failure, or cancelled.
 
-    They let an operator check that a fix worked. They are in memory only, and their number is
-    bounded.
+    They let an operator check that a fix worked, and who cancelled a message. They are in memory
+    only, and their number is bounded.
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,14 @@ class RecentHistory:
         record_delivery(lease)
         events.extend(lease.history or [])
         events.append(_make_event(lease, now, history.ACKED, ""))
-        key = _message_key(lease.cursor.group.queue.name, message_id)
+        self.record(lease.cursor.group.queue.name, message_id, events)
+
+    def record(self, queue: str, message_id: str, events: list[HistoryEvent]) -> None:
+        """Record events of a message that is not stored any more, or soon will not be."""
+        key = _message_key(queue, message_id)
         known = self._events_by_message.pop(key, None)
         if known is not None:
-            events = [*known, *events]  # another group acknowledged it before
+            events = [*known, *events]  # of another group, before
         elif len(self._events_by_message) >= MAX_RECENT:
             for oldest in self._events_by_message:
                 del self._events_by_message[oldest]

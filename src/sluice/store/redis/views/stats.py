@@ -27,7 +27,16 @@ from sluice.store.redis.keys import (
 )
 from sluice.store.redis.options import RedisOptions
 
-COUNTER_NAMES = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
+COUNTER_NAMES = (
+    "produced",
+    "consumed",
+    "acked",
+    "retried",
+    "dead",
+    "expired",
+    "purged",
+    "cancelled",
+)
 _BATCH_SIZE = 256  # partitions in one request
 
 

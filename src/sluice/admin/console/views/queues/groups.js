@@ -16,6 +16,7 @@ const LEDGER = [
   "dead",
   "expired",
   "purged",
+  "cancelled",
 ];
 
 const CONSUMER_COLUMNS = [

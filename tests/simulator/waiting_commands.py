@@ -1,0 +1,69 @@
+"""Commands on waiting messages in the simulation: random ones, and what must hold afterward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.errors import AlreadyDelivered
+from sluice.queues.names import format_message_id
+from sluice.queues.ports import Publisher
+from tests.simulator.oracle import CANCELLED, Violation
+
+if TYPE_CHECKING:
+    from tests.simulator.environment import Environment
+
+Location = tuple[int, int]
+
+
+class WaitingCommands(Publisher):
+    """Cancels messages, as a client that gets an acknowledgement for each command."""
+
+    def __init__(self, world: Environment) -> None:
+        self._world = world
+        self._by_tag: dict[int, tuple[Location, int]] = {}  # with the frame of the command
+        self._cancelled: set[Location] = set()  # acknowledged: nothing may undo it
+
+    def cancel(self, location: Location, own_id: bytes) -> str:
+        """Cancel the message at a location; return what became of it."""
+        world = self._world
+        oracle = world.oracle
+        engine = world.engine
+        pid, seq = location
+        partition = engine.partitions[pid]
+        found = engine.commands.find(partition.queue, own_id) if own_id else None
+        if found is not None and not found[0].holds(found[1]):
+            raise Violation(f"{own_id!r} leads to {found[1]}, which is deleted")
+        name = format_message_id(pid, seq)
+        if engine.commands.find(partition.queue, name) != (partition, seq):
+            raise Violation(f"{name!r} does not lead to {location}")
+        is_held = any(
+            number[1:] == location for number in (*oracle.in_flight, *world.schedule.reclaimed)
+        )
+        try:
+            engine.commands.cancel(partition, seq, name, "ann")
+        except AlreadyDelivered:
+            if not is_held:
+                raise Violation(f"{location} is not cancelled, and no client holds it") from None
+            return "too late to cancel"
+        if is_held:
+            raise Violation(f"{location} is cancelled while a client holds it")
+        for pair in [pair for pair in oracle.pairs.values() if pair.location == location]:
+            oracle.settle(pair, CANCELLED)
+        world.retention.changed.add(partition.queue.name)
+        world.serial += 1
+        self._by_tag[world.serial] = (location, oracle.frame)
+        engine.frame_builder.add_commit_waiter(self, world.serial)
+        return "cancelled"
+
+    def on_committed(self, tag: int) -> None:
+        location, frame = self._by_tag.pop(tag)
+        if not self._world.oracle.is_durable(frame):
+            raise Violation(f"the command on {location} is acknowledged, and a crash can undo it")
+        self._cancelled.add(location)
+
+    def delivered(self, location: Location) -> None:
+        if location in self._cancelled:
+            raise Violation(f"{location} was cancelled, and is delivered")
+
+    def restarted(self) -> None:
+        self._by_tag = {}
