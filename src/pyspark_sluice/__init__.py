@@ -4,6 +4,17 @@ Spark takes its `DefaultSource`, so `spark.read.format("sluice")` needs no regis
 in `sluice.spark`.
 """
 
-from sluice.spark.source.data_source import SluiceSource as DefaultSource
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyspark
+
+from sluice.spark.runtime.spark_version import version_error
+
+if TYPE_CHECKING or version_error(pyspark.__version__) is None:
+    from sluice.spark.source.data_source import SluiceSource as DefaultSource
+else:
+    from sluice.spark.runtime.refusing_source import RefusingSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from sluice.spark import BulkClient, Endpoint, session
 from sluice.spark.errors import InvalidOption, JavaUnavailable
 from sluice.spark.runtime.java import check_java
-from sluice.spark.runtime.spark_session import NETTY_CHUNK_OPTION, settings_for
+from sluice.spark.runtime.spark_session import (
+    HEARTBEAT_TIMEOUT_SETTING,
+    NETTY_CHUNK_OPTION,
+    settings_for,
+)
+from sluice.spark.runtime.spark_version import version_error
 from sluice.spark.runtime.unix_sockets import (
     DIRECTORY_SETTING,
     ENABLED_SETTING,
@@ -59,6 +66,29 @@ def test_local_java_session_retains_batch_memory_unless_configured_otherwise() -
         "spark.executor.* configures its executors"
     )
     assert name not in settings_for("", {})
+
+
+def test_local_session_survives_a_suspended_machine() -> None:
+    assert HEARTBEAT_TIMEOUT_SETTING in settings_for("local[*,3]", {})
+    assert HEARTBEAT_TIMEOUT_SETTING not in settings_for("spark://far:7077", {})
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "4.0.0", "4.1.4", "5.0.0.dev1", "10.1"])
+def test_other_versions_of_pyspark_are_refused_with_the_version(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    monkeypatch.delitem(sys.modules, "pyspark_sluice", raising=False)
+    source = importlib.import_module("pyspark_sluice").DefaultSource
+    monkeypatch.delitem(sys.modules, "pyspark_sluice", raising=False)
+    assert source.name() == "sluice"
+    with pytest.raises(InvalidOption, match=rf"PySpark {version}, and .* 4.2 and later 4.x.*pip"):
+        source({})
+
+
+@pytest.mark.parametrize("version", ["4.2.0", "4.2.1", "4.3.0", "4.10.2"])
+def test_versions_of_pyspark_that_work(version: str) -> None:
+    assert version_error(version) is None
 
 
 def test_java_and_python_use_a_private_socket(

@@ -29,9 +29,11 @@ from sluice.client.net import (
     ConditionWaiters,
     Confirm,
     Messages,
+    NowaitConfirm,
     ReceiveBuffer,
     Reconnector,
     TopicDispatcher,
+    UnseenFailures,
     wait_done,
 )
 from sluice.client.options import Dial, Options, UserProperties, Will, user_pairs
@@ -126,6 +128,7 @@ class Client:
             dial=dial,
         )
         self._protocol = ClientProtocol(self.options)
+        self.unseen_failures = UnseenFailures()
         self._buffer: ReceiveBuffer[Message] = ReceiveBuffer(
             self.options.max_buffered, self._on_handed_over
         )
@@ -255,10 +258,15 @@ class Client:
         await self._wait_until(lambda: self._protocol.state is State.CONNECTED)
 
     async def drain(self) -> None:
-        """Wait until every publish and settlement so far is acknowledged."""
+        """Wait until every publish and settlement so far is acknowledged.
+
+        Raise `PublishesFailed` if a publish without waiting failed since the last call and its
+        `Confirm` was not awaited.
+        """
         for receiver in self.dispatcher.receivers():
             receiver.flush()
         await self._wait_until(lambda: self._protocol.outbound.unconfirmed == 0)
+        self.unseen_failures.raise_all()
 
     async def wait_for_capacity(self) -> None:
         """Wait until `publish_nowait` accepts another message."""
@@ -301,12 +309,13 @@ class Client:
         retain: bool = False,
         **more: Unpack[PublishProperties],
     ) -> Confirm:
-        """Publish without waiting; the returned `Confirm` can be awaited.
+        """Publish without waiting; await the `Confirm`, or `drain()` for all of them.
 
         Messages beyond the server's receive maximum are queued in order, up to `max_unconfirmed`;
         then `TooManyUnconfirmed` is raised. Await `wait_for_capacity()` between batches.
         """
-        confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
+        packet = make_publish(self.options.version, topic, payload, qos, retain, more)
+        confirm = NowaitConfirm(packet, self.unseen_failures)
         if not self.has_capacity:
             raise TooManyUnconfirmed(self.unconfirmed, self.unconfirmed_bytes)
         self.submit(confirm)

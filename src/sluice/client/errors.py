@@ -88,6 +88,18 @@ class TooManyUnconfirmed(ClientError):
         )
 
 
+class PublishesFailed(ClientError):
+    """Publishes without waiting failed whose confirms were not awaited. `drain` raises it."""
+
+    def __init__(self, count: int, first: Exception) -> None:
+        super().__init__(
+            f"{count} {'publish' if count == 1 else 'publishes'} failed,"
+            f" the first because: {first}",
+            "Await the Confirm of each publish to learn which ones",
+        )
+        self.count = count
+
+
 class ConnectFailed(ClientError):
     """The connection failed: no route, no listener, no TLS, or no answer in time.
 

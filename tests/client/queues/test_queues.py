@@ -15,6 +15,7 @@ from sluice.client import (
     Delivery,
     OutgoingMessage,
     PartialFailure,
+    PublishesFailed,
     PublishRefused,
     Unsupported,
 )
@@ -57,6 +58,31 @@ async def test_refused_message_does_not_block_the_others() -> None:
         with pytest.raises(PublishRefused, match="small"):
             await client.publisher("small").send("x" * 11)
     assert sorted(one.payload for one in broker.messages("small")) == [b"a", b"c"]
+
+
+async def test_drain_reports_refused_publishes_whose_confirms_were_not_awaited() -> None:
+    broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
+    async with broker.client() as client:
+        small = client.publisher("small")
+        for payload in ("a", "x" * 11, "y" * 11):
+            small.send_nowait(payload)
+        client.publish_nowait("$queue/small", b"z" * 11, 1)
+        with pytest.raises(PublishesFailed, match="3 publishes failed, the first") as caught:
+            await client.drain()
+        assert (caught.value.count, type(caught.value.__cause__)) == (3, PublishRefused)
+        await client.drain()  # each failure is reported once
+        seen, unseen = small.send_nowait("x" * 11), small.send_nowait("y" * 11)
+        with pytest.raises(PublishRefused):
+            await seen
+        with pytest.raises(PublishesFailed, match="1 publish failed"):
+            await client.drain()
+        with pytest.raises(PublishRefused):
+            await unseen  # after the report that counted it
+        late = small.send_nowait("x" * 11)
+        await client.wait_for_capacity()
+        with pytest.raises(PublishesFailed, match="1 publish failed"):
+            await client.drain()
+        assert late.done
 
 
 async def test_message_is_delayed_on_request(sluice_broker: VirtualBroker) -> None:

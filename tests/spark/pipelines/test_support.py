@@ -29,6 +29,7 @@ from sluice.cli.support import (
 from sluice.http_client import Endpoint
 from sluice.report import element, formatting, page
 from sluice.report import time_charts as charts
+from sluice.spark import pipelines
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines.jobs import audit
 from sluice.spark.pipelines.support import publish_batches, stream_runner, time_buckets
@@ -247,6 +248,16 @@ def test_stream_resumes_after_a_broker_outage_longer_than_the_start_timeout(
     )
     assert (done.rows, done.restarts, starts) == (30, 2, [])
     assert received == [("no answer", 1.0), ("no answer", 2.0)]
+
+
+def test_stream_of_a_user_is_started_again_after_failures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = Event()
+    monkeypatch.setattr(asked, "wait", lambda pause: False)
+    starts: list[Any] = [FailingQuery(asked), EndlessQuery(asked)]
+    pipelines.keep_running(lambda: starts.pop(0), asked)
+    assert (starts, caplog.messages) == ([], ["no answer; again in 1 s"])
 
 
 def test_slow_python_start_gets_a_longer_timeout(

@@ -215,6 +215,8 @@ def test_ranges_are_split_for_more_tasks(harness: SparkHarness) -> None:
         ),
         ({"subscribe": ""}, "no queue is named. Give subscribe"),
         ({"pushdown": "true"}, "option pushdown was removed.*startingOffsets.*startingTimestamp"),
+        ({"provider": "sluice", "owner": "me"}, "cannot be a table of the catalog.*TEMPORARY VIEW"),
+        ({"queue": "x", "subscribe": ""}, "no queue is named"),
         ({"columns": "key,colour"}, "option columns names 'colour'.*key, value, queue"),
         ({"columns": "key,key"}, "option columns names 'key' twice"),
         ({"subscribePattern": "x", "subscribe": "y"}, "both given"),

@@ -125,6 +125,19 @@ def test_waiting_stream_sees_a_message_at_once(harness: SparkHarness) -> None:
         assert latest is not None and latest["queues"] == planner.start["queues"]
 
 
+def test_progress_says_how_far_the_stream_is_behind(harness: SparkHarness) -> None:
+    harness.make()
+    harness.fill(numbers(0, 10))
+    with planning(harness, maxOffsetsPerTrigger="6") as planner:
+        for expected in (4, 0):
+            planner.batch()
+            progress = planner.reader.reportLatestOffset()
+            assert progress is not None
+            assert progress["queues"] == {harness.queue: {"0": 10}}
+            assert progress["behind"] == {harness.queue: {"0": expected}}
+            assert progress["rowsBehind"] == expected
+
+
 def test_available_now_ends_at_the_initial_end_and_the_last_batch_is_settled(
     harness: SparkHarness,
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
+from sluice.spark import session
 from tests.spark.conftest import SparkHarness
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -50,6 +52,37 @@ def test_filter_of_one_query_does_not_change_another_on_the_same_data_frame(
         assert frame.where("timestamp > '2100-01-01'").count() == 0
     finally:
         spark.conf.unset(PUSHDOWN)
+
+
+def test_view_in_sql_is_read_and_inserted_into(spark: SparkSession, harness: SparkHarness) -> None:
+    harness.make()
+    harness.fill(["a", "b"])
+    where = f"url '{harness.url}', subscribe '{harness.queue}', queue '{harness.queue}'"
+    spark.sql(f"CREATE TEMPORARY VIEW pending USING sluice OPTIONS ({where})")
+    try:
+        [row] = spark.sql("SELECT count(*) AS messages FROM pending").collect()
+        spark.sql("INSERT INTO pending (value, key) VALUES (cast('c' AS binary), NULL)")
+        assert (row.messages, sorted(harness.values())) == (2, ["a", "b", "c"])
+    finally:
+        spark.catalog.dropTempView("pending")
+    with pytest.raises(PySparkException, match=r"table of the catalog.*TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE pending USING sluice OPTIONS ({where})")
+
+
+def test_thread_that_has_called_session_writes_to_a_queue(
+    spark: SparkSession, harness: SparkHarness
+) -> None:
+    harness.make()
+    frame = spark.createDataFrame([("a",)], "value string")
+
+    def write() -> None:
+        assert session() is spark
+        writing = frame.write.format("sluice").options(url=harness.url, queue=harness.queue)
+        writing.mode("append").save()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write).result()
+    assert harness.values() == ["a"]
 
 
 def test_schema_and_min_partitions_shape_a_read(spark: SparkSession, harness: SparkHarness) -> None:

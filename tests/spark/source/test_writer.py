@@ -15,6 +15,7 @@ from sluice.spark.errors import InvalidOption, Refused
 from sluice.spark.source.columns import check_write_schema
 from sluice.spark.source.data_source import SluiceSource
 from sluice.spark.source.sink import STAGE_BYTES, commit_stages, stage_rows
+from sluice.spark.source.source_options import write_options
 from sluice.units import parse_duration
 from tests.spark.conftest import SparkHarness
 from tests.support.broker_process import StartBroker
@@ -116,6 +117,34 @@ def test_task_sends_its_rows_in_parts_that_are_invisible_before_commit(
     again = stage_rows(harness.where, "pieces", 0, harness.queue, ["value"], batches(b"again"))
     commit_stages(harness.where, "pieces", 0, [again])
     assert len(harness.values()) == 12
+
+
+def test_write_creates_the_queue_with_the_given_settings(harness: SparkHarness) -> None:
+    settings = '{"partitions": 3, "limits": {"max_queue_depth": 7}}'
+    schema = StructType([StructField("value", StringType())])
+
+    def write_rows(count: int, create: str = settings) -> None:
+        options = {"url": harness.url, "queue": harness.queue, "createOptions": create}
+        writer = SluiceSource(options).writer(schema, overwrite=False)
+        app = writer._app
+        values = [b"x"] * count
+        staged = stage_rows(harness.where, app, 0, harness.queue, ["value"], batches(*values))
+        writer.commit([staged])
+
+    write_rows(2)
+    write_rows(1, '{"partitions": 5}')  # it exists by then, and keeps its settings
+    parts = harness.api.get(f"/queues/{harness.queue}").json()["partitions"]
+    assert (len(parts), harness.depth()) == (3, 3)
+    with pytest.raises(Refused, match="max_queue_depth"):
+        write_rows(5)
+    harness.api.delete(f"/queues/{harness.queue}?force=true")
+    with pytest.raises(Refused, match="partitons"):
+        write_rows(1, '{"partitons": 2}')
+    for create in ("[]", "{"):
+        with pytest.raises(InvalidOption, match=r"option createOptions.*Give JSON"):
+            write_rows(1, create)
+    with pytest.raises(InvalidOption, match=r"each row names its queue.*option queue"):
+        write_options({"createOptions": settings}, streaming=False)
 
 
 def test_oversized_batch_error_explains_how_to_make_smaller_ones(start_broker: StartBroker) -> None:

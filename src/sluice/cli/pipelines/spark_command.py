@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,10 +58,14 @@ EXIT_CODES_BY_ERROR: Final = {
     "Refused": EXIT_FAILED,
     "DataLost": EXIT_FAILED,
 }
-JAVA_EXITED_REMEDY: Final = (
-    "Mostly it was killed because memory ran out: give it less to do at once, or more with --conf"
-    " spark.driver.memory=4g. A stream goes on from its checkpoint."
-)
+# By the exit status of Java's process; negative: the signal that killed it.
+JAVA_EXIT_CAUSES: Final = {
+    -signal.SIGKILL: "It was killed, mostly because memory ran out: give it less to do at once, or"
+    " more with --conf spark.driver.memory=4g",
+    56: "Its executor and its driver lost each other, as after a long pause of the machine: start"
+    " the command again",
+}
+JAVA_EXIT_SECONDS: Final = 5.0  # until the process of a broken connection has ended
 PANEL: Final = "Spark"
 P = ParamSpec("P")
 _JAVA_EXCEPTION: Final = re.compile(
@@ -314,6 +319,19 @@ def _start_error(fault: Exception, log: _JavaLog) -> CommandError:
     )
 
 
+def _java_exit_remedy() -> str:
+    """Return why Java has ended, as far as its exit status tells, and what to do."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)  # under spark-submit there is none
+    try:
+        status = None if process is None else process.wait(JAVA_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        status = None
+    cause = JAVA_EXIT_CAUSES.get(status, "" if status is None else f"Its status is {status}")
+    return f"{cause or 'Start the command again'}. A stream goes on from its checkpoint."
+
+
 @contextmanager
 def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
     """Turn Spark's exceptions, which are pages long, into short errors."""
@@ -330,7 +348,7 @@ def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
             raise CommandError(
                 "Java, in which Spark runs, has ended in the middle of it",
                 " ".join(
-                    filter(None, (JAVA_EXITED_REMEDY, log.remedy() if log is not None else ""))
+                    filter(None, (_java_exit_remedy(), log.remedy() if log is not None else ""))
                 ),
             ) from None
         failure = explain_error(fault)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, Unpack
 
 from sluice.client.message import Message, ReplyOptions
-from sluice.client.net import Confirm, TopicDispatcher
+from sluice.client.net import Confirm, TopicDispatcher, UnseenFailures
 from sluice.client.options import Options, UserProperties
 
 
@@ -15,6 +15,7 @@ class QueueClient(Protocol):
 
     options: Options
     dispatcher: TopicDispatcher
+    unseen_failures: UnseenFailures
 
     @property
     def client_id(self) -> str: ...

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from typing import Final, TypedDict, Unpack
 
 from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
-from sluice.client.net import Confirm, wait_done
+from sluice.client.net import Confirm, NowaitConfirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import duration_text, encode_payload
 from sluice.client.protocol import PublishProperties, make_publish
 from sluice.client.queues.ports import QueueClient
-from sluice.wire.packets import V5
+from sluice.wire.packets import V5, Publish
 
 QUEUE_PREFIX: Final = "$queue/"
 YIELD_EVERY: Final = 256  # messages of `send_many` between two yields to the event loop
@@ -96,8 +96,8 @@ class Publisher:
         Raise `PublishRefused` if the queue refuses it. Cancelling withdraws a message that was not
         sent yet.
         """
-        confirm, message_id = self._make_confirm(OutgoingMessage(payload, **options))
-        client = self._client
+        packet, message_id = self._make_packet(OutgoingMessage(payload, **options))
+        client, confirm = self._client, Confirm(packet)
         if not client.has_capacity:
             await client.wait_for_capacity()
         client.submit(confirm)
@@ -111,7 +111,8 @@ class Publisher:
 
     def send_nowait(self, payload: object, **options: Unpack[SendOptions]) -> Confirm:
         """Publish without waiting. Await the `Confirm`, or `client.drain()` for all of them."""
-        confirm, _ = self._make_confirm(OutgoingMessage(payload, **options))
+        packet, _ = self._make_packet(OutgoingMessage(payload, **options))
+        confirm = NowaitConfirm(packet, self._client.unseen_failures)
         if not self._client.has_capacity:
             raise TooManyUnconfirmed(self._client.unconfirmed, self._client.unconfirmed_bytes)
         self._client.submit(confirm)
@@ -129,9 +130,10 @@ class Publisher:
         # Acknowledged messages are dropped at once, so that a million messages need little memory.
         in_flight: deque[Confirm] = deque()
         for one in payloads:
-            confirm, message_id = self._make_confirm(
+            packet, message_id = self._make_packet(
                 one if isinstance(one, OutgoingMessage) else OutgoingMessage(one)
             )
+            confirm = Confirm(packet)
             if not client.has_capacity:
                 await client.wait_for_capacity()
             client.submit(confirm)
@@ -150,7 +152,7 @@ class Publisher:
             raise PartialFailure(refused, len(message_ids))
         return message_ids
 
-    def _make_confirm(self, draft: OutgoingMessage) -> tuple[Confirm, str]:
+    def _make_packet(self, draft: OutgoingMessage) -> tuple[Publish, str]:
         payload, content_type = encode_payload(draft.payload)
         version = self._client.options.version
         if version != V5:
@@ -160,7 +162,7 @@ class Publisher:
                     f"MQTT 3.1.1 cannot carry {', '.join(unsupported)}",
                     "Connect with version=5, or leave them out",
                 )
-            return Confirm(make_publish(version, self.topic, payload, 1, False, {})), ""
+            return make_publish(version, self.topic, payload, 1, False, {}), ""
         message_id = draft.id
         if message_id is None:
             self._count += 1
@@ -187,7 +189,7 @@ class Publisher:
             given["response_topic"] = draft.response_topic
         if draft.correlation_data is not None:
             given["correlation_data"] = draft.correlation_data
-        return Confirm(make_publish(version, self.topic, payload, 1, False, given)), message_id
+        return make_publish(version, self.topic, payload, 1, False, given), message_id
 
 
 def _collect_refusal(confirm: Confirm, index: int, refused: dict[int, Exception]) -> None:

@@ -259,6 +259,14 @@ class BulkClient(HttpClient):
 
     # ---- writing
 
+    def create_queue(self, queue: str, settings: dict[str, Any]) -> None:
+        """Create a queue with these settings. One that exists keeps its own."""
+        try:
+            self._request_json("POST", "/queues", {**settings, "name": queue})
+        except Refused as refusal:
+            if refusal.status != http.client.CONFLICT:
+                raise
+
     def stage(self, app: str, batch: int, queue: str, rows: bytes | memoryview) -> str:
         """Upload rows as an Arrow stream and return the name of the stage."""
         path = f"{_stages_path(app, batch)}?{urlencode({'queue': queue})}"

@@ -23,6 +23,8 @@ LOOPBACK: Final = "127.0.0.1"
 # it, so netty would request each such buffer from the system, page by page. Chunks of 16 MiB are
 # pooled and reused.
 NETTY_CHUNK_OPTION: Final = "-Dio.netty.allocator.maxOrder=11"
+HEARTBEAT_TIMEOUT_SETTING: Final = "spark.storage.blockManagerHeartbeatTimeoutMs"
+HEARTBEAT_TIMEOUT_MILLISECONDS: Final = 30 * 86_400_000
 # Set by spark-submit, which started this process; Java is already running.
 GATEWAY_PORT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 
@@ -36,11 +38,17 @@ def settings_for(master: str, given: Mapping[str, str]) -> dict[str, str]:
         # resolve.
         merged |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
         merged["spark.driver.defaultJavaOptions"] = NETTY_CHUNK_OPTION
+        # Driver and executor are one process: if it did not run for a while (a suspended machine),
+        # neither must conclude that the other one is gone.
+        merged[HEARTBEAT_TIMEOUT_SETTING] = str(HEARTBEAT_TIMEOUT_MILLISECONDS)
     return {**merged, **given}
 
 
 def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSession:
-    """Start Spark, or return the running session.
+    """Start Spark, or return the running session, which becomes that of the calling thread.
+
+    A thread that writes to a queue, or starts a stream into one, must call this first: Java finds
+    Python sources by the session of the thread, and a new thread has none.
 
     `settings` are Spark's own: `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the
     master comes from spark-submit.
@@ -62,11 +70,20 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
     if chosen.startswith("local"):
         # Otherwise Spark starts with two warnings about host names.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    is_new = chosen.startswith("local") and SparkSession.getActiveSession() is None
+    is_running = SparkSession._instantiatedSession is not None
+    is_new = chosen.startswith("local") and not is_running
     all_settings = {**(unix_socket_settings() if is_new else {}), **settings_for(chosen, settings)}
-    for name, value in all_settings.items():
+    for name, value in (settings if is_running else all_settings).items():
         builder = builder.config(name, value)
     if not is_new:
-        return preset_stream_variables(builder.getOrCreate())
+        return _activate(preset_stream_variables(builder.getOrCreate()))
     with spark_home_without_zip():
         return preset_stream_variables(builder.getOrCreate())
+
+
+def _activate(spark: SparkSession) -> SparkSession:
+    """Make a session that of the calling thread in Java, and return it."""
+    java_session = getattr(spark, "_jsparkSession", None)  # a session of Spark Connect has none
+    if java_session is not None:
+        java_session.setActiveSession(java_session)
+    return spark

@@ -57,6 +57,25 @@ def to_json(
     return {**offset, "incarnations": known} if known else offset
 
 
+def make_progress(
+    latest: Mapping[QueuePartition, int],
+    incarnations: Mapping[str, str],
+    end: Mapping[QueuePartition, int],
+) -> dict[str, Any]:
+    """Return the latest offset, with how many messages lie between `end` and it.
+
+    Spark shows it to users as the latest offset of the source; it has no other place for metrics of
+    a Python source.
+    """
+    behind: dict[str, dict[str, int]] = {}
+    for (queue, partition), sequence in sorted(latest.items()):
+        behind.setdefault(queue, {})[str(partition)] = max(
+            0, sequence - end.get((queue, partition), 0)
+        )
+    total = sum(sum(parts.values()) for parts in behind.values())
+    return {**to_json(latest, incarnations), "behind": behind, "rowsBehind": total}
+
+
 def from_json(offset: Mapping[str, Any]) -> Sequences:
     try:
         if offset["v"] != VERSION:

@@ -8,6 +8,7 @@ repeated job.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -89,14 +90,24 @@ def _arrow_stream(batches: list[pa.RecordBatch]) -> tuple[pa.Buffer, int]:
 
 
 def commit_stages(
-    where: Endpoint, app: str, batch: int, messages: list[WriterCommitMessage | None]
+    where: Endpoint,
+    app: str,
+    batch: int,
+    messages: list[WriterCommitMessage | None],
+    queue: str = "",
+    create: str = "",
 ) -> None:
-    """Commit all stages of a batch at once; do nothing if there are no rows."""
+    """Commit all stages of a batch at once; do nothing if there are no rows.
+
+    `create`: settings of `queue`, if it does not exist yet.
+    """
     staged = [one for one in messages if isinstance(one, StagedRows)]
     rows = sum(one.rows for one in staged)
     if not rows:
         return
     with BulkClient(where) as client:
+        if create:
+            client.create_queue(queue, json.loads(create))
         try:
             is_new = client.commit(
                 app, batch, [name for one in staged for name in one.stages], rows
@@ -152,7 +163,10 @@ class BatchWriter(DataSourceArrowWriter):
         if self._is_stored():
             drop_stages(self._options.where, self._app, self._options.version)
         else:
-            commit_stages(self._options.where, self._app, self._options.version, messages)
+            options = self._options
+            commit_stages(
+                options.where, self._app, options.version, messages, options.queue, options.create
+            )
 
     def _is_stored(self) -> bool:
         """Return whether an older Sluice has stored this version.
@@ -195,7 +209,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for app in _apps(messages):
-            commit_stages(self._options.where, app, batchId, messages)
+            options = self._options
+            commit_stages(options.where, app, batchId, messages, options.queue, options.create)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for app in _apps(messages):

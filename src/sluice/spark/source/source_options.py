@@ -52,10 +52,14 @@ REMOVED_OPTIONS: Final = {
         "Bound the read by startingOffsets, endingOffsets, startingTimestamp and endingTimestamp",
     )
 }
-WRITE_OPTIONS: Final = (*COMMON_OPTIONS, "queue", "txnAppId", "txnVersion")
+WRITE_OPTIONS: Final = (*COMMON_OPTIONS, "queue", "createOptions", "txnAppId", "txnVersion")
 SPARK_OPTIONS: Final = frozenset(
     {"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"}
 )
+# Spark gives a source this property of a table in its catalog.
+TABLE_PROPERTY: Final = "provider"
+# A view in SQL can be read and inserted into, so it has the options of both.
+VIEW_OPTIONS: Final = frozenset({"subscribe", "queue"})
 
 MAX_APP_NAME: Final = 256  # of an application, for the broker
 # The application name of a job that writes one batch has this prefix; the broker forgets such names
@@ -94,6 +98,7 @@ class ReadOptions:
 class WriteOptions:
     where: Endpoint
     queue: str  # empty: each row names its queue
+    create: str  # settings of the queue, as JSON, if the write creates it; empty: the defaults
     app: str  # empty: a new name for each write
     version: int
 
@@ -111,6 +116,15 @@ class _OptionParser:
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], action: str) -> None:
         self._values = {name.lower(): value for name, value in given.items()}
         names = {name.lower(): name for name in known}
+        if TABLE_PROPERTY in self._values:
+            raise InvalidOption(
+                "a queue cannot be a table of the catalog:"
+                " Spark passes the options of such a table to no Python source",
+                "CREATE TEMPORARY VIEW name USING sluice OPTIONS (url ..., subscribe ...);"
+                " to write, use save() instead of saveAsTable()",
+            )
+        if self._values.keys() >= VIEW_OPTIONS:
+            names |= {name: name for name in VIEW_OPTIONS}
         for name in self._values:
             if name in names or name in SPARK_OPTIONS:
                 continue
@@ -210,7 +224,8 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
             if queues
             else "no queue is named",
             "Give subscribe, one queue or several with commas between them,"
-            " or subscribePattern, a regular expression",
+            " or subscribePattern, a regular expression."
+            " A table of Spark's catalog has no options here: CREATE TEMPORARY VIEW instead",
         )
     parser.parse(
         "subscribePattern",
@@ -298,9 +313,16 @@ def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
             f" {ONE_OFF_PREFIX} after a day",
             "Give another one, so that a batch that is run again later is known",
         )
-    return WriteOptions(
-        parser.connection(), parser.text("queue").removeprefix("$queue/"), app, version
+    queue = parser.text("queue").removeprefix("$queue/")
+    create = parser.parse(
+        "createOptions", _settings, "", 'Give JSON such as {"limits": {"max_queue_depth": 1000000}}'
     )
+    if create and not queue:
+        raise InvalidOption(
+            "option createOptions is given, and each row names its queue",
+            "Give the option queue, or create the queues first",
+        )
+    return WriteOptions(parser.connection(), queue, create, app, version)
 
 
 _POSITIONS_HELP: Final = (
@@ -317,6 +339,13 @@ def _positions(text: str) -> Positions:
         queue.removeprefix("$queue/"): {int(one): _sequence(seq) for one, seq in parts.items()}
         for queue, parts in json.loads(text).items()
     }
+
+
+def _settings(text: str) -> str:
+    """Return the settings of a queue as they were given, if they are a JSON object."""
+    if not isinstance(json.loads(text), dict):
+        raise ValueError
+    return text
 
 
 def _sequence(value: object) -> int:

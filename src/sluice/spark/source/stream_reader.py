@@ -49,6 +49,7 @@ from sluice.spark.source.offsets import (
     incarnations_in,
     limit_rows,
     make_batch_end,
+    make_progress,
     plan_tasks,
     ranges_between,
     recreated_queues,
@@ -143,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner.latest_sequences(found),
             planner.incarnations_of(found),
         )
-        self._latest_offset = to_json(latest, current_incarnations)
+        newest = latest
         self._row_bytes = average_row_bytes(found.values())
         self._check_offsets(begin, found)
         self._check_group(begin, found)
@@ -163,6 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 **{queue: one for queue, one in current_incarnations.items() if one},
             },
         )
+        self._latest_offset = make_progress(newest, current_incarnations, latest)
         began = None
         # the checkpoint does not contain the start of this batch
         if is_first or begin != from_json(start):
@@ -177,6 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(make_batch_end(end, start, began))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return what `StreamingQueryProgress` shows as the latest offset of this source."""
         return self._latest_offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
