@@ -325,11 +325,13 @@ def _java_exit_remedy() -> str:
 
     process = getattr(SparkContext._gateway, "proc", None)  # under spark-submit there is none
     try:
-        status = None if process is None else process.wait(JAVA_EXIT_SECONDS)
+        status: int | None = None if process is None else process.wait(JAVA_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         status = None
-    cause = JAVA_EXIT_CAUSES.get(status, "" if status is None else f"Its status is {status}")
-    return f"{cause or 'Start the command again'}. A stream goes on from its checkpoint."
+    cause = "Start the command again"
+    if status is not None:
+        cause = JAVA_EXIT_CAUSES.get(status, f"Its exit status is {status}")
+    return f"{cause}. A stream goes on from its checkpoint."
 
 
 @contextmanager
