@@ -301,9 +301,9 @@ class Checker(Environment):
     def _leave(self, consumer: SimulatedConsumer) -> None:
         self._log_step(f"{consumer} leaves")
         self.consumers.remove(consumer)
-        for number in consumer.holds:
+        for number, held in consumer.holds.items():
+            self.failed(number, 0.0, int(held.lease.attempt), is_by_consumer=False)
             self.returned(number)
-            self.failed(number, 0.0)
         consumer.holds = {}
         self.engine.leave(consumer)
 
@@ -335,7 +335,7 @@ class Checker(Environment):
                 for held in list(consumer.holds.values()):
                     busy = True
                     self.engine.ack(held.lease)
-                    self.acked_now.add(held.number)
+                    self.acked(held.number)
                     self.returned(held.number)
                     consumer.holds.pop(held.number)
             self.check()

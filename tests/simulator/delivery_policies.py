@@ -14,9 +14,13 @@ from sluice.queues.engine import Engine
 from sluice.queues.model.group import Group
 from sluice.queues.model.queue import Queue
 from tests.queues.kit import rules_of
+from tests.simulator.breaker_model import Breakers
 from tests.simulator.oracle import Number, Oracle, Violation
 
 TOLERANCE = 1e-6
+
+
+NO_POLICIES = {"max_in_flight": 0, "max_rate": 0.0, "breaker_failures": 0}
 
 
 class Bucket:
@@ -41,6 +45,7 @@ class DeliveryPolicies:
         self._groups: dict[int, tuple[int, bool]] = {}
         self._queues: dict[int, tuple[int, bool]] = {}
         self._buckets: dict[int, Bucket] = {}
+        self.breakers = Breakers(oracle, clock)
 
     # ---- actions
 
@@ -51,10 +56,14 @@ class DeliveryPolicies:
         queue = engine.queues.get(self._rng.choice(("one", "two")))
         if queue is None:
             return ""
-        what = self._rng.choice(("queue", "group", "group", "resume", "resume", "limit", "limit"))
+        what = self._rng.choice(
+            ("queue", "group", "group", "resume", "resume", "limit", "limit", "breaker")
+        )
         frame = self._oracle.frame
         if what == "limit":
             self._limit(engine, queue)
+        elif what == "breaker":
+            self._set_breaker(engine, queue)
         elif what == "queue":
             engine.control.pause_queue(queue, "ann", "maintenance")
             self._queues[int(queue.qid)] = (frame, True)
@@ -79,6 +88,13 @@ class DeliveryPolicies:
         config["max_rate"] = self._rng.choice((0.0, 0.0, 0.2, 2.0, 50.0))
         self._reconfigure(engine, queue, config)
 
+    def _set_breaker(self, engine: Engine, queue: Queue) -> None:
+        config = json.loads(queue.config_json)
+        config["breaker_failures"] = self._rng.choice((0, 1, 2, 4))
+        config["breaker_window"] = self._rng.choice((5.0, 60.0))
+        config["breaker_open_for"] = self._rng.choice((0.5, 20.0))
+        self._reconfigure(engine, queue, config)
+
     def _reconfigure(self, engine: Engine, queue: Queue, config: dict[str, object]) -> None:
         engine.reconfigure_queue(queue, rules_of(queue.name, config), json.dumps(config))
         for group in queue.groups.values():
@@ -88,7 +104,7 @@ class DeliveryPolicies:
         """End all pauses and limits."""
         for queue in list(engine.queues.values()):
             if queue.rules.has_delivery_policies():
-                config = {**json.loads(queue.config_json), "max_in_flight": 0, "max_rate": 0.0}
+                config = {**json.loads(queue.config_json), **NO_POLICIES}
                 self._reconfigure(engine, queue, config)
             self._resume(engine, queue)
 
@@ -122,12 +138,16 @@ class DeliveryPolicies:
         bucket = self._bucket(group)
         return (
             self.is_paused(group)
+            or self.breakers.forbids(group)
             or 0 < rules.max_in_flight <= in_flight
             or (bucket is not None and bucket.refill(self._clock()) < 1.0 + TOLERANCE)
         )
 
-    def delivered(self, group: Group, busy: Collection[Number]) -> None:
+    def delivered(
+        self, group: Group, number: Number, attempt: int, busy: Collection[Number]
+    ) -> None:
         """Check a delivery; `busy` are the messages that clients held before."""
+        self.breakers.delivered(group, number, attempt)
         if self.is_paused(group):
             raise Violation(f"group {group.name} is paused, and gets a message")
         in_flight = sum(number[0] == group.gid for number in busy)
@@ -143,6 +163,7 @@ class DeliveryPolicies:
     def restarted(self, engine: Engine) -> None:
         """Check that durable pauses and resumptions are as commanded."""
         self._buckets = {}
+        self.breakers.restarted(engine.groups)
         for gid, group in engine.groups.items():
             self._check(self._groups, gid, group.admission.pause.is_active(), group.name)
             self._bucket(group)

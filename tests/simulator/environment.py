@@ -37,6 +37,7 @@ from tests.simulator.unauthorized_clients import UnauthorizedClients
 from tests.simulator.waiting_commands import WaitingCommands
 
 # The engine's warning about a dead letter without a dead-letter queue.
+BREAKER_CHANGED: Final = re.compile(r"the breaker of group .* opened|group .* delivers again$")
 DROPPED: Final = re.compile(
     r"message dropped: queue (?P<queue>\S+) has no .* \(message (?P<id>[^,]+), "
 )
@@ -169,6 +170,8 @@ class Environment:
             self._check_dead_letter_alert(alert)
             self._count("dead letters")
         for warning in warnings:
+            if BREAKER_CHANGED.search(warning):
+                continue
             dropped = DROPPED.match(warning)
             if dropped is None:
                 raise Violation(warning)
@@ -182,6 +185,7 @@ class Environment:
         partition = queue.partitions[int(alert.headers["original-partition"])]
         number = (int(group.gid), int(partition.pid), int(alert.headers["original-sequence"]))
         pair = self.oracle.pairs.get(number)
+        self.policies.breakers.dead_lettered(number, alert.reason, group)
         if pair is not None:
             self.schedule.dead_lettered(pair, alert.reason, queue.rules)
 
@@ -219,7 +223,8 @@ class Environment:
             )
         # Without reclaimed deliveries: no client is notified of the end of their deadline.
         self.commands.delivered(number[1:])
-        self.policies.delivered(cursor.group, self.schedule.running.keys() - {number})
+        busy = self.schedule.running.keys() - {number}
+        self.policies.delivered(cursor.group, number, int(lease.attempt), busy)
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)
@@ -254,20 +259,35 @@ class Environment:
             self.returned(number)
         else:
             self.schedule.expired(number, cursor.group.queue.rules)
+            self.failed(number, -1.0, int(lease.attempt))
             self.returned(number)
-            self.failed(number, -1.0)
             self._count("deadlines passed")
         self._log_step(f"{consumer} loses {number}")
 
+    def acked(self, number: Number) -> None:
+        self.acked_now.add(number)
+        self.policies.breakers.acked(self.engine.groups.get(number[0]), number)
+
     def returned(self, number: Number) -> None:
+        self.policies.breakers.ended(number)
         self.oracle.returned(number)
         self.schedule.returned(number)
 
-    def failed(self, number: Number, delay: float, was_delivered: bool = True) -> None:
+    def failed(
+        self,
+        number: Number,
+        delay: float,
+        attempt: int,
+        was_delivered: bool = True,
+        is_by_consumer: bool = True,
+    ) -> None:
         """Record a failed delivery; a negative `delay` means the backoff."""
         pair = self.oracle.pairs.get(number)
         group = self.engine.groups.get(number[0])
         if pair is not None and group is not None:
+            if not self.policies.breakers.failed(group, number, attempt, is_by_consumer):
+                pair.attempts.forget(self.oracle.frame)
+                return
             self.schedule.failed(pair, delay, group.queue.rules, self.oracle.frame, was_delivered)
 
     # ---- running

@@ -73,7 +73,8 @@ class Schedule:
                 error = f"{pair} is retried {now - gives_up_at:.3f} s after its total timeout"
             else:
                 attempts.found(failure, attempt - 1, frame)
-                attempts.first = failure.first if attempt > 1 else Moment(now, now)
+                was_tried = attempt > 1 or failure.count == Failure.UNKNOWN
+                attempts.first = failure.first if was_tried else Moment(now, now)
                 return
         raise Violation(error)
 

@@ -130,7 +130,7 @@ def fail(world: World, lease: Lease, delay: float) -> None:
     (consumer,) = world.consumers
     del consumer.holds[number]
     world.engine.nack(lease, delay, "")
-    world.failed(number, delay)
+    world.failed(number, delay, int(lease.attempt))
     world.returned(number)
 
 
@@ -174,7 +174,7 @@ def test_checker_counts_attempts(plain_world: PlainWorld) -> None:
     lease = deliver(world)
     lease.failures += 1
     fail(world, lease, 0.0)
-    with pytest.raises(Violation, match="may have failed"):
+    with pytest.raises(Violation, match="and attempt 2 is next"):
         end_turn(world)
 
 

@@ -165,7 +165,7 @@ class World(Checker):
         self._count(f"earlier {what}" if counted else f"earlier {what} refused")
         if lease is None:
             if counted:
-                self.acked_now.add(number)
+                self.acked(number)
             return
         was_leased = lease.state == LEASED
         try:
@@ -173,7 +173,7 @@ class World(Checker):
                 delay = self.rng.choice((-1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
                 if was_leased:
-                    self.failed(number, delay, was_delivered=False)
+                    self.failed(number, delay, int(lease.attempt), was_delivered=False)
             elif what == "reject":
                 self.engine.dead_letter(lease, "rejected", "no good")
                 self.schedule.rejected.add(number)
@@ -213,11 +213,11 @@ class World(Checker):
             self._log_step(f"{held.client} {what} {number} late={late}")
             if what == "ack":
                 self.engine.ack(lease)
-                self.acked_now.add(number)
+                self.acked(number)
             elif what == "nack":
                 delay = self.rng.choice((-1.0, -1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
-                self.failed(number, delay)
+                self.failed(number, delay, int(lease.attempt))
             elif what == "reject":
                 self.engine.dead_letter(
                     lease, self.rng.choice(("rejected", "unacceptable")), "no good"
@@ -375,6 +375,7 @@ class World(Checker):
         self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
+        self.policies.breakers.forget_attempts(gid)
         for number, pair in self.oracle.pairs.items():
             if number[0] == gid:
                 pair.attempts.reset(self.oracle.frame)
