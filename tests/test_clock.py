@@ -12,8 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice.broker.net.connection import Connection
-from sluice.broker.scheduler import Scheduler
-from sluice.broker.turn import Turn
+from sluice.broker.turn import Scheduler, Turn
 from sluice.clock import DeadlineHeap, steady_time
 from tests.broker.kit import BrokerHarness
 

@@ -30,7 +30,7 @@ from sluice.broker.limits import Limits
 from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.listener import Listener, open_listener
 from sluice.broker.net.origins import AllowedOrigins
-from sluice.broker.scheduler import PeriodicTask
+from sluice.broker.turn import PeriodicTask
 from sluice.broker_host import BrokerHost
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable

@@ -14,16 +14,16 @@ from typing import Any
 
 from sluice.broker.acl import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.commit_listener import BackpressureListener, CreatedQueueListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
-from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces.queues.handler import CreatedQueueListener, QueueHandler
 from sluice.broker.namespaces.queues.publish_builder import read_content_type
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.responses import PendingResponses, ResponseTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.sessions.session_restore import SessionRestore
+from sluice.broker.router import BackpressureListener
+from sluice.broker.sessions.durability.session_restore import SessionRestore
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies import ZstdCodec

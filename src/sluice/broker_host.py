@@ -23,7 +23,7 @@ from sluice.broker.acl import AccessControl
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.scheduler import PeriodicTask
+from sluice.broker.turn import PeriodicTask
 from sluice.broker_core import BrokerCore, LogEvent, parse_rules
 from sluice.cluster.membership.placement import cell_of_queue
 from sluice.config.settings import Settings

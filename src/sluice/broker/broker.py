@@ -11,18 +11,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.broker.acl import AccessControl
-from sluice.broker.incoming import IncomingPublishes
 from sluice.broker.limits import Limits
+from sluice.broker.namespaces.incoming import IncomingPublishes
 from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.namespaces.reserved_topics import ReservedTopics
 from sluice.broker.net.connection import Connection, ConnectionTimeout
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.handshake import Handshake
 from sluice.broker.router import Router
-from sluice.broker.scheduler import Scheduler
+from sluice.broker.sessions.durability.session_store import SessionStore, VolatileSessionStore
 from sluice.broker.sessions.registry import SessionRegistry
-from sluice.broker.sessions.session_store import SessionStore, VolatileSessionStore
-from sluice.broker.turn import Turn
+from sluice.broker.turn import Scheduler, Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.metrics import Counters

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from sluice.broker.ports import ConnectionPort, SessionListener
 from sluice.broker.sessions.inflight import Delivery
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import QUOTA_EXCEEDED
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import SUCCESS, TOPIC_NAME_INVALID
 from sluice.wire.topics import DOLLAR, starts_with

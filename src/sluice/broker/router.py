@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.cluster_port import ClusterPort
-from sluice.broker.commit_forwarder import CommitForwarder, DeferredPublish
 from sluice.broker.limits import Limits
 from sluice.broker.namespace import Namespaces
 from sluice.broker.ports import NO_RETAINED_LOOKUP, ConnectionPort
-from sluice.broker.sessions.retained import RetainedMessages
-from sluice.broker.sessions.retained_sender import RetainedSender
+from sluice.broker.sessions.durability.commit_forwarder import CommitForwarder, DeferredPublish
+from sluice.broker.sessions.retained.retained_messages import RetainedMessages
+from sluice.broker.sessions.retained.retained_sender import RetainedSender
 from sluice.broker.sessions.services import SessionServices
 from sluice.broker.sessions.subscriptions import (
     Recipient,
@@ -28,13 +28,14 @@ from sluice.broker.sessions.subscriptions import (
 )
 from sluice.broker.turn import Turn
 from sluice.metrics import Counters
+from sluice.queues.commit_loop import CommitListener
 from sluice.wire.packets import Publish
 from sluice.wire.topics import DOLLAR, SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
+    from sluice.broker.sessions.durability.session_store import VolatileSessionStore
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.session_store import VolatileSessionStore
 
 
 class StoredPublish(DeferredPublish):
@@ -394,6 +395,15 @@ class Router:
             self.throttled_connections = []
             for connection in throttled:
                 connection.unthrottle()
+
+
+class BackpressureListener(CommitListener):
+    def __init__(self, router: Router) -> None:
+        self._router: Router = router
+
+    def on_frame_closed(self) -> None:
+        """Read again from connections that were throttled because the open frame was too large."""
+        self._router.release_backpressure()
 
 
 def _effective_recipient(recipient: Recipient, origin: Session | None) -> Recipient | None:

@@ -4,17 +4,20 @@ While the loop reads sockets, each connection collects its output in a buffer of
 queues collect records in the open frame. After all input of the turn is processed, `flush` submits
 the frame to the store and writes once to each connection that has output. This costs one commit per
 turn and one system call per connection, instead of one per packet.
+
+What no packet starts has turns of its own: `Scheduler` is the one timer of the broker, `SlicedTask`
+spreads long work over many turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from librt.strings import BytesWriter
 
 from sluice.broker.ports import ConnectionPort
-from sluice.clock import Clock
+from sluice.clock import Clock, Deadline, DeadlineHeap
 from sluice.queues.ports import Committer
 
 MAX_SLICE_SECONDS: Final = 0.01  # for the work of one connection, before others are served
@@ -111,3 +114,89 @@ class Turn:
                 # The transport failed. Only this connection ends.
                 connection.log("write failed", {"peer": connection.peer(), "fault": str(error)})
                 connection.abort()
+
+
+class PeriodicTask(Deadline):
+    """Call a function periodically for as long as the broker runs."""
+
+    def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._callback = callback
+
+    def fire(self, now: float) -> float:
+        self._callback()
+        return now + self._seconds
+
+
+class Scheduler:
+    """Run deadlines on the event loop: session expiry, delayed wills, keep-alives and others.
+
+    `call_later(seconds, callback)` is the loop's function; it returns a handle that can be
+    canceled.
+    """
+
+    def __init__(self, turn: Turn, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
+        self._turn = turn
+        self._call_later = call_later
+        self._deadlines = DeadlineHeap()
+        self._timer: Any = None
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def wake_at(self, when: float, deadline: Deadline) -> None:
+        if self._deadlines.add(when, deadline):
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        first = self._deadlines.next_due_at()
+        self._timer = (
+            self._call_later(max(0.0, first - self._turn.now), self._run) if first else None
+        )
+
+    def _run(self) -> None:
+        self._timer = None
+        try:
+            self._deadlines.run_due(self._turn.begin())
+        finally:
+            self._arm()  # if one deadline raises, the others still run
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class SlicedTask:
+    """Run `step` until it returns False, without blocking the event loop.
+
+    Each turn runs the task for at most MAX_SLICE_SECONDS and then serves other connections. The
+    task must leave the broker in a valid state after each step: anything may happen between two
+    steps. `begin` prepares a turn, as it does for a client's packet.
+    """
+
+    def __init__(self, turn: Turn, begin: Callable[[], None]) -> None:
+        self._turn: Turn = turn
+        self._begin = begin
+        self.is_cancelled: bool = False
+
+    def step(self) -> bool:
+        """Do a small part of the work and return whether there is more."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Run the first slice in the current turn."""
+        self._run(self._turn.now)
+
+    def _resume(self) -> None:
+        if not self.is_cancelled:
+            self._run(self._turn.begin())
+
+    def _run(self, started: float) -> None:
+        self._begin()
+        while not self.is_cancelled and self.step():
+            if self._turn.current_time() - started > MAX_SLICE_SECONDS:
+                self._turn.resume_later(self._resume)
+                return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.namespaces.plain_topics import PlainTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_publish,
     restore_remote,
@@ -21,10 +22,9 @@ from sluice.broker.namespaces.remote_requests import (
 )
 from sluice.broker.namespaces.responses import refuse_reserved_name
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.reason_mapping import get_reason_code
-from sluice.broker.scheduler import Scheduler
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import Subscription
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.errors import (
     InvalidQueueConfig,

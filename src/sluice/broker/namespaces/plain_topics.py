@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.namespace import NamespaceHandler
+from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.reason_mapping import get_reason_code
-from sluice.broker.sessions.retained import RETAINED_FULL
+from sluice.broker.sessions.retained.retained_messages import RETAINED_FULL
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.errors import QueueError, make_store_refusal
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest

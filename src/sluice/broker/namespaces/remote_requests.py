@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:

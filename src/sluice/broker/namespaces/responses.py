@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.commit_forwarder import DeferredPublish
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.plain_topics import PlainTopics
+from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_publish,
     restore_remote,
     unsubscribe_remote,
 )
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.reason_mapping import get_reason_code
-from sluice.broker.scheduler import Scheduler
+from sluice.broker.sessions.durability.commit_forwarder import DeferredPublish
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import Subscription
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.errors import InvalidQueueConfig, QueueError, ResponsesFull
 from sluice.queues.names import REPLY_QUEUE_PREFIX

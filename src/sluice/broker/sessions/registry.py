@@ -16,8 +16,8 @@ from typing import Final
 
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.router import Router
-from sluice.broker.scheduler import Scheduler
 from sluice.broker.sessions.session import Session
+from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import ADMINISTRATIVE_ACTION, SESSION_TAKEN_OVER

@@ -21,8 +21,8 @@ from sluice.broker.sessions.inbound import InboundQos
 from sluice.broker.sessions.inflight import Delivery
 from sluice.broker.sessions.outbound import OutboundQos
 from sluice.broker.sessions.services import SessionServices
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import Subscription
-from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.queues.compacted import OwnerSubscriber
 from sluice.queues.names import make_identity
 from sluice.wire.packets import V5, Publish

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl import MAY_NOT_SUBSCRIBE
 from sluice.broker.ports import ConnectionPort, InputTask
+from sluice.broker.sessions.subscribe_options import read_options
 from sluice.broker.sessions.subscriptions import estimate_filter_bytes
-from sluice.broker.subscribe_options import read_options
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import MAX_FILTERS
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe

@@ -21,7 +21,7 @@ from sluice.broker.queue_topics import (
     parse_queue_topic,
     read_publish_options,
 )
-from sluice.broker.subscribe_options import SubscribeOptions
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
 from sluice.cluster.remote_queues.client_claim import RemoteClientClaim

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice.broker.acl import AccessControlList, Grant
-from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.namespaces.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK

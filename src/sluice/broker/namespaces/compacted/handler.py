@@ -24,15 +24,15 @@ from sluice.broker.namespaces.compacted.exclusive_subscriber import (
     ExclusiveDelivery,
     ExclusiveSubscriber,
 )
+from sluice.broker.namespaces.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_publish,
     forward_will,
     unsubscribe_remote,
 )
 from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener, ConnectionPort
-from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.sessions.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.sessions.subscriptions import Subscription, encode_subscription_ids
-from sluice.broker.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message

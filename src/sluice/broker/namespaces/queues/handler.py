@@ -16,6 +16,7 @@ from sluice.broker.namespaces.queues.message_builder import MessageBuilder
 from sluice.broker.namespaces.queues.queue_subscriptions import QueueSubscriptions
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.queues.settlement_topics import SettlementTopics
+from sluice.broker.namespaces.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.namespaces.remote_requests import (
     forward_will,
     restore_remote,
@@ -30,11 +31,11 @@ from sluice.broker.queue_topics import (
     QueueTopic,
     parse_queue_topic,
 )
-from sluice.broker.reason_mapping import get_reason_code, get_suback_reason_code
-from sluice.broker.subscribe_options import SubscribeOptions, read_options
+from sluice.broker.sessions.subscribe_options import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueName, QueueError, QueueNotCreated
 from sluice.message import Message
+from sluice.queues.commit_loop import CommitListener
 from sluice.queues.engine import Engine
 from sluice.queues.model import Queue
 from sluice.queues.names import new_queue_name_error, queue_name_error
@@ -319,3 +320,12 @@ class QueueHandler(NamespaceHandler):
             ),
             "queues/messages/dead": sum(sum(queue.dead_by_reason.values()) for queue in queues),
         }
+
+
+class CreatedQueueListener(CommitListener):
+    def __init__(self, queue_handler: QueueHandler) -> None:
+        self._queue_handler: QueueHandler = queue_handler
+
+    def on_queue_created(self, queue: Queue) -> None:
+        """Serve subscribers that were waiting for a queue of this name."""
+        self._queue_handler.on_queue_created(queue)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
 from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener
-from sluice.broker.sliced_task import SlicedTask
+from sluice.broker.turn import SlicedTask
 
 if TYPE_CHECKING:
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.queue_topics import MAX_IDS
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
-from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.errors import InvalidQueueConfig, TooManyIds
 from sluice.queues.bulk import parse_iso_time
 from sluice.queues.flow import DeliveryToken

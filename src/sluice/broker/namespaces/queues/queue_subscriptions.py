@@ -37,9 +37,8 @@ from sluice.broker.queue_topics import (
     QUEUE_PREFIX,
     parse_queue_topic,
 )
-from sluice.broker.sliced_task import SlicedTask
-from sluice.broker.subscribe_options import SubscribeOptions
-from sluice.broker.turn import Turn
+from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.turn import SlicedTask, Turn
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.bulk import resolve_start
 from sluice.queues.engine import Engine

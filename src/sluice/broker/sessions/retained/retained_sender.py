@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.ports import NO_RETAINED_LOOKUP, RetainedLookup
-from sluice.broker.sessions.retained import (
+from sluice.broker.sessions.retained.retained_messages import (
     STEPS_PER_SLICE,
     Match,
     RetainedMessages,

@@ -1,0 +1,1 @@
+"""What sessions store: their records, restoration after a restart, QoS 2 after the commit."""

@@ -1,0 +1,1 @@
+"""The retained messages, and their way to new subscriptions."""
