@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from sluice.cluster.settings import LinkAddress
+from sluice.config.setting_types import ValueRange
 from sluice.config.settings import SESSION_NEVER_EXPIRES, Settings
-from sluice.config_types import ValueRange
 from sluice.queues.service.queue_config import DEAD_LETTER_DEFAULTS, QueueConfig
 from sluice.units import Address, format_duration
 

@@ -32,6 +32,7 @@ from sluice.broker.net.listener import Listener, open_listener
 from sluice.broker.net.origins import AllowedOrigins
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_host import BrokerHost
+from sluice.config.queue_settings import check_templates, make_templates, reload_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
 from sluice.process.logs import hide_secrets
@@ -42,7 +43,6 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
-from sluice.queue_settings import check_templates, make_templates, reload_templates
 from sluice.queues.service import QueueTemplates
 from sluice.units import Address
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sluice.admin.grpc import server as grpc_server
     from sluice.admin.loop_bridge import LoopBridge
     from sluice.admin.server import AdminServer, OpenListener
-    from sluice.cluster.directory import Directory
+    from sluice.cluster.membership.directory import Directory
 
 log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_core import BrokerCore, LogEvent, parse_rules
 from sluice.cluster.membership.placement import cell_of_queue
+from sluice.config.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.config.settings import Settings
 from sluice.errors import (
     BrokerBroken,
@@ -38,7 +39,6 @@ from sluice.errors import (
 )
 from sluice.process.logs import hide_secrets
 from sluice.process.memory_watermark import MemoryWatermark
-from sluice.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord

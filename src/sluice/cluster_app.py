@@ -40,16 +40,16 @@ from sluice.broker.net.listener import Listener
 from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
 from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
 from sluice.cluster.cells import Cells, owner_of
-from sluice.cluster.directory import Directory
 from sluice.cluster.failure_detector import FailureDetector
 from sluice.cluster.ingress.client_ingress import ClientIngress
 from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo
+from sluice.cluster.membership.directory import Directory
 from sluice.cluster.node import Node
+from sluice.config.queue_settings import make_templates
 from sluice.config.settings import Settings
 from sluice.errors import BrokerBroken, SluiceError, StoreUnavailable
 from sluice.process.logs import hide_secrets
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
-from sluice.queue_settings import make_templates
 from sluice.store_opener import CellStore
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import pytest
 
 from sluice.broker.limits import Limits
 from sluice.client import ConnectRefused
+from sluice.config.queue_settings import check_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
-from sluice.queue_settings import check_templates
 from tests.cluster.memory_cluster import client_in, two_nodes
 
 

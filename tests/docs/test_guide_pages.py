@@ -20,8 +20,8 @@ import trustme
 import typer
 
 from sluice.cli import app
+from sluice.config.setting_types import ConfigSection
 from sluice.config.settings import Settings
-from sluice.config_types import ConfigSection
 from sluice.queues.recovery import snapshot
 from sluice.store.embedded import layout
 from tests.support.broker_process import Broker

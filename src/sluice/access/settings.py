@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from sluice.config_types import ConfigSection, Seconds, duration_between
+from sluice.config.setting_types import ConfigSection, Seconds, duration_between
 
 
 def _existing_file(path: Path) -> Path:

@@ -34,7 +34,7 @@ from sluice.admin.rest import (
     make_app,
 )
 from sluice.broker.net.listener import ListenerError
-from sluice.cluster.directory import Directory
+from sluice.cluster.membership.directory import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
 from sluice.units import Address

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
-from sluice.config_types import ConfigSection, Seconds, duration_between, number_between
+from sluice.config.setting_types import ConfigSection, Seconds, duration_between, number_between
 from sluice.units import Address, parse_address
 
 MIN_SECRET_LENGTH: Final = 16  # characters

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from sluice.access.settings import AuthSettings
 from sluice.broker.net.origins import origin_error
 from sluice.cluster.settings import ClusterSettings
-from sluice.config_types import ConfigSection, Seconds, duration_between, number_between
+from sluice.config.setting_types import ConfigSection, Seconds, duration_between, number_between
 from sluice.process.memory_watermark import parse_memory_limit
 from sluice.units import Address, parse_address, parse_duration
 from sluice.wire.topics import topic_filter_error

@@ -20,8 +20,8 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from sluice.config.setting_types import describe_rule
 from sluice.config.settings import Settings
-from sluice.config_types import describe_rule
 from sluice.errors import ConfigError
 from sluice.process.logs import hide_secrets
 

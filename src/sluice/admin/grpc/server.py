@@ -24,7 +24,7 @@ from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_ser
 from sluice.admin.grpc.servicer import QueueAdmin
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.broker.net.listener import ListenerError
-from sluice.cluster.directory import Directory
+from sluice.cluster.membership.directory import Directory
 from sluice.errors import ConfigError
 from sluice.units import Address
 

@@ -14,7 +14,7 @@ from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.model import QueueDetail
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.cluster.directory import Directory
+from sluice.cluster.membership.directory import Directory
 from sluice.queues.model import BREAKER_NAMES, Consumer, Group, Pause, Queue, build_ledger
 from sluice.queues.service import QueueService
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
-from sluice.config_types import (
+from sluice.config.setting_types import (
     ConfigSection,
     Seconds,
     describe_rule,

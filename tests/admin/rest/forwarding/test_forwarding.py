@@ -16,8 +16,8 @@ from sluice.admin.rest.forwarding import request_forwarding
 from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
 from sluice.admin.rest.http_protocol import CONNECTION_KEY
 from sluice.bulk.staging import Stage
-from sluice.cluster.directory import Directory
 from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.membership.directory import Directory
 
 CELLS = 4
 LONGEST_SECONDS = 300  # limit of a bulk request

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.broker.cluster_port import ClusterPort
 from sluice.broker.sessions.subscriptions import TopicBinding
+from sluice.config.queue_settings import check_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
-from sluice.queue_settings import check_templates
 from sluice.queues.service.queue_config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.packets import V311, Ack, Publish
 from sluice.wire.properties import PUBCOMP, PUBREL

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from sluice.alerts import HANDLER_GROUP, AlertSender, load_alert_handlers
+from sluice.alerts.alert_sender import HANDLER_GROUP, AlertSender, load_alert_handlers
 from sluice.backoff import Backoff
 from sluice.client import Client
 from sluice.errors import ConfigError
@@ -95,7 +95,7 @@ def logged(event: str) -> Iterator[asyncio.Event]:
                 seen.set()
 
     handler = Watcher()
-    log = logging.getLogger("sluice.alerts")
+    log = logging.getLogger("sluice.alerts.alert_sender")
     log.addHandler(handler)
     yield seen
     log.removeHandler(handler)
@@ -243,10 +243,10 @@ async def test_handler_that_always_fails_is_reported() -> None:
 
 
 def test_alert_handlers_are_found_by_their_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("pager", "tests.test_alerts:FlakyHandler", HANDLER_GROUP)
-    broken = EntryPoint("gone", "tests.test_alerts:Missing", HANDLER_GROUP)
-    monkeypatch.setattr("sluice.alerts.entry_points", lambda group: [point])
+    point = EntryPoint("pager", "tests.alerts.test_alert_sender:FlakyHandler", HANDLER_GROUP)
+    broken = EntryPoint("gone", "tests.alerts.test_alert_sender:Missing", HANDLER_GROUP)
+    monkeypatch.setattr("sluice.alerts.alert_sender.entry_points", lambda group: [point])
     assert list(load_alert_handlers()) == ["pager"]
-    monkeypatch.setattr("sluice.alerts.entry_points", lambda group: [broken])
+    monkeypatch.setattr("sluice.alerts.alert_sender.entry_points", lambda group: [broken])
     with pytest.raises(ConfigError, match="gone cannot be loaded"):
         load_alert_handlers()
