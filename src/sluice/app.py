@@ -27,9 +27,9 @@ from sluice.access.identity import AdminAuthenticator
 from sluice.alerts import SsrfGuard
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.listener import Listener, open_listener
 from sluice.broker.net.origins import AllowedOrigins
+from sluice.broker.sys_topics import SysTopics
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_host import BrokerHost
 from sluice.config.queue_settings import check_templates, make_templates, reload_templates

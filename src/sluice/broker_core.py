@@ -22,8 +22,8 @@ from sluice.broker.namespaces.queues.publish_builder import read_content_type
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.responses import PendingResponses, ResponseTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.router import BackpressureListener
-from sluice.broker.sessions.durability.session_restore import SessionRestore
+from sluice.broker.routing.router import BackpressureListener
+from sluice.broker.routing.session_restore import SessionRestore
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies import ZstdCodec

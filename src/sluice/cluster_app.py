@@ -34,9 +34,9 @@ from sluice.app import (
     watch_memory,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.listener import Listener
+from sluice.broker.sys_topics import SysTopics
 from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
 from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
 from sluice.cluster.cells import Cells, owner_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.broker.sys_topics import SysTopics
 from tests.broker.kit import BrokerHarness, Client
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from sluice.app import make_authenticators, make_limits
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.broker.sys_topics import SysTopics
 from sluice.config.settings import Settings
 
 

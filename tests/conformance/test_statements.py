@@ -432,7 +432,7 @@ def test_returned_reason_codes_are_allowed_in_their_packets() -> None:
     values, found = reason_constants(), 0
     for name, kind in (
         ("broker/net/handshake.py", CONNACK),
-        ("broker/sessions/subscribe.py", SUBACK),
+        ("broker/routing/subscribe.py", SUBACK),
         ("broker/namespaces/queues/queue_subscriptions.py", SUBACK),
         ("broker/namespaces/compacted/handler.py", SUBACK),
         ("broker/namespaces/queues/handler.py", SUBACK),

@@ -18,9 +18,9 @@ from sluice.broker.namespaces.reserved_topics import ReservedTopics
 from sluice.broker.net.connection import Connection, ConnectionTimeout
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.handshake import Handshake
-from sluice.broker.router import Router
-from sluice.broker.sessions.durability.session_store import SessionStore, VolatileSessionStore
-from sluice.broker.sessions.registry import SessionRegistry
+from sluice.broker.routing.registry import SessionRegistry
+from sluice.broker.routing.router import Router
+from sluice.broker.sessions.session_store import SessionStore, VolatileSessionStore
 from sluice.broker.turn import Scheduler, Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.broker import Broker
-from sluice.broker.cluster_port import LOCAL_CELL, ClientClaim, ClusterPort, SessionProxies
 from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.retained.retained_messages import RETAINED_FULL
+from sluice.broker.routing.cluster_port import LOCAL_CELL, ClientClaim, ClusterPort, SessionProxies
+from sluice.broker.sessions.retained_messages import RETAINED_FULL
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.broker.limits import Limits
-from sluice.broker.router import Router
-from sluice.broker.sessions.durability.session_store import VolatileSessionStore
-from sluice.broker.sessions.retained.retained_messages import LEVEL_BYTES, Match, RetainedMessages
+from sluice.broker.routing.router import Router
+from sluice.broker.sessions.retained_messages import LEVEL_BYTES, Match, RetainedMessages
 from sluice.broker.sessions.session import Session
+from sluice.broker.sessions.session_store import VolatileSessionStore
 from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree
 from sluice.broker.turn import Turn
 from sluice.metrics import Counters

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sluice.broker.sessions.retained.retained_messages import STEPS_PER_SLICE
+from sluice.broker.sessions.retained_messages import STEPS_PER_SLICE
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.cluster.cell import MAX_LOOKUPS_PER_SESSION

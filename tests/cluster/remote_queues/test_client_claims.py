@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sluice.broker.cluster_port import CLIENT_CLAIM
 from sluice.broker.net.memory_transport import connect_in_memory
+from sluice.broker.routing.cluster_port import CLIENT_CLAIM
 from sluice.broker.sessions.session import Session
 from sluice.client import Client
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING

@@ -37,7 +37,7 @@ from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"

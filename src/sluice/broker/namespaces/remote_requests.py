@@ -9,7 +9,7 @@ from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
 
 

@@ -21,7 +21,7 @@ from sluice.broker.namespaces.remote_requests import (
     unsubscribe_remote,
 )
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.durability.commit_forwarder import DeferredPublish
+from sluice.broker.routing.commit_forwarder import DeferredPublish
 from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.turn import Scheduler
@@ -34,7 +34,7 @@ from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
 
 RESPONSES_PREFIX: Final = b"$queue/responses/"

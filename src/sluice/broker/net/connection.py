@@ -15,7 +15,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.ports import NO_LIMIT, ConnectionPort
-from sluice.broker.sessions import subscribe
+from sluice.broker.routing.subscribe import handle_subscribe, handle_unsubscribe
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import Deadline
 from sluice.errors import PacketTooLarge, ProtocolViolation
@@ -377,9 +377,9 @@ class Connection(ConnectionPort):
             else:
                 session.outbound.on_qos2_ack(packet, self)
         elif isinstance(packet, Subscribe):
-            subscribe.handle_subscribe(self.broker.router, session, packet, self)
+            handle_subscribe(self.broker.router, session, packet, self)
         elif isinstance(packet, Unsubscribe):
-            subscribe.handle_unsubscribe(self.broker.router, session, packet, self)
+            handle_unsubscribe(self.broker.router, session, packet, self)
         elif isinstance(packet, Disconnect):
             self._on_disconnect(packet, session)
         elif kind == AUTH:

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl import AuthResult, PeerInfo, will_error
-from sluice.broker.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, TAKEN_OVER, ClientClaim
 from sluice.broker.limits import topic_depth_error
 from sluice.broker.net.connection import Connection
 from sluice.broker.net.rate_limiter import RateLimiter
 from sluice.broker.ports import NO_LIMIT
-from sluice.broker.sessions.enforcement import enforce_grant
+from sluice.broker.routing.cluster_port import (
+    CLIENT_CLAIM,
+    NO_USER_PROPERTIES,
+    TAKEN_OVER,
+    ClientClaim,
+)
+from sluice.broker.routing.enforcement import enforce_grant
 from sluice.clock import Deadline
 from sluice.queues.names import is_printable
 from sluice.wire.encode import encode, write_connack

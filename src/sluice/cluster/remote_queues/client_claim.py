@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sluice.broker.cluster_port import CLIENT_CLAIM, ClientClaim
+from sluice.broker.routing.cluster_port import CLIENT_CLAIM, ClientClaim
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.transport import StreamProtocol, StreamTransport
 from sluice.errors import ProtocolViolation

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import TAKEN_OVER, SessionProxies
 from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.queue_topics import (
@@ -21,6 +20,7 @@ from sluice.broker.queue_topics import (
     parse_queue_topic,
     read_publish_options,
 )
+from sluice.broker.routing.cluster_port import TAKEN_OVER, SessionProxies
 from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE

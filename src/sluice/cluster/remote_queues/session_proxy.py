@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, RemoteDelivery
-from sluice.broker.cluster_port import SessionProxy as Port
 from sluice.broker.queue_topics import EXPLICIT_SUFFIX, EXTEND, NACK, REJECT, RELEASE
+from sluice.broker.routing.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, RemoteDelivery
+from sluice.broker.routing.cluster_port import SessionProxy as Port
 from sluice.broker.sessions.subscribe_options import SubscribeOptions
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.cluster.remote_queues.pending_requests import (

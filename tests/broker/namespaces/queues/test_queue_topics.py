@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from sluice.broker.cluster_port import ClusterPort
+from sluice.broker.routing.cluster_port import ClusterPort
 from sluice.broker.sessions.subscriptions import TopicBinding
 from sluice.config.queue_settings import check_templates
 from sluice.config.settings import Settings

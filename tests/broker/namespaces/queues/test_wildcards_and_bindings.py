@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.broker.sys_topics import SysTopics
 from sluice.queues.service.templates import Template
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import Client, will

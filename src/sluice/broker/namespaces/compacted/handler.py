@@ -49,7 +49,7 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import ONES, WORD_BYTES
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
 
 PREFIX: Final = b"$ECQ/"

@@ -22,7 +22,7 @@ from sluice.wire.properties import PUBLISH, read_properties
 from sluice.wire.topics import starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
 
 
 class BoundQueues(BindingTarget):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.queue_options import read_message_ids
+from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.queue_topics import (
     MAX_IDS,
     PublishOptions,
     QueueTopic,
     read_publish_options,
 )
-from sluice.broker.reason_mapping import get_reason_code
 from sluice.errors import QueueError, TooManyIds, TooManyMessages, UnknownMessage, UnknownQueue
 from sluice.queues.engine import Engine
 from sluice.queues.model import IdSearch, Partition, Queue

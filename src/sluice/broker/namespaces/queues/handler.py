@@ -44,7 +44,7 @@ from sluice.wire.packets import V5, Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.subscriptions import Subscription
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import ClusterPort
 from sluice.broker.limits import Limits
 from sluice.broker.namespace import Namespaces
 from sluice.broker.ports import NO_RETAINED_LOOKUP, ConnectionPort
-from sluice.broker.sessions.durability.commit_forwarder import CommitForwarder, DeferredPublish
-from sluice.broker.sessions.retained.retained_messages import RetainedMessages
-from sluice.broker.sessions.retained.retained_sender import RetainedSender
+from sluice.broker.routing.cluster_port import ClusterPort
+from sluice.broker.routing.commit_forwarder import CommitForwarder, DeferredPublish
+from sluice.broker.routing.retained_sender import RetainedSender
+from sluice.broker.sessions.retained_messages import RetainedMessages
 from sluice.broker.sessions.services import SessionServices
 from sluice.broker.sessions.subscriptions import (
     Recipient,
@@ -33,9 +33,9 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import DOLLAR, SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.durability.session_store import VolatileSessionStore
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions.session_store import VolatileSessionStore
 
 
 class StoredPublish(DeferredPublish):

@@ -8,11 +8,11 @@ from typing import Any
 from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
-from sluice.broker.router import Router
-from sluice.broker.sessions.durability.session_store import PENDING_RETAINED_KEY, decode_message
+from sluice.broker.routing.registry import SessionRegistry
+from sluice.broker.routing.router import Router
 from sluice.broker.sessions.inflight import Delivery
-from sluice.broker.sessions.registry import SessionRegistry
 from sluice.broker.sessions.session import Session
+from sluice.broker.sessions.session_store import PENDING_RETAINED_KEY, decode_message
 from sluice.broker.sessions.subscribe_options import decode_options
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.queues.log import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.broker.sessions.retained.retained_messages import LEVEL_BYTES
+from sluice.broker.sessions.retained_messages import LEVEL_BYTES
 from sluice.wire.properties import PUBACK
 from tests.broker.kit import Client, will
 from tests.broker.namespaces.kit import QueueHarness

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.sessions.retained.retained_messages import LEVEL_BYTES
+from sluice.broker.sessions.retained_messages import LEVEL_BYTES
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import BrokerHarness, Client, will
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.router import Router
+from sluice.broker.routing.router import Router
 from sluice.broker.sessions.session import Session
 from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline

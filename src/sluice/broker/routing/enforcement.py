@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from sluice.broker.acl import Grant
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
-    from sluice.broker.sessions.registry import SessionRegistry
+    from sluice.broker.routing.registry import SessionRegistry
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
 
 

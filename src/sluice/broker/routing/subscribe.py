@@ -31,7 +31,7 @@ from sluice.wire.topics import has_wildcard, split_share, topic_filter_error
 
 if TYPE_CHECKING:
     from sluice.broker.namespace import NamespaceHandler
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.subscriptions import Subscription
 

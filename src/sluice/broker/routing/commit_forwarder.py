@@ -20,7 +20,7 @@ from mypy_extensions import i64
 from sluice.broker.sessions.services import DeliveryForwarder
 
 if TYPE_CHECKING:
-    from sluice.broker.router import Router
+    from sluice.broker.routing.router import Router
     from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.outbound import OutboundQos
     from sluice.broker.sessions.session import Session

@@ -1,1 +1,0 @@
-"""The retained messages, and their way to new subscriptions."""
