@@ -27,8 +27,7 @@ from sluice.access.identity import AdminAuthenticator
 from sluice.alerts import SsrfGuard
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
-from sluice.broker.net.listener import Listener, open_listener
-from sluice.broker.net.origins import AllowedOrigins
+from sluice.broker.net import AllowedOrigins, Listener, open_listener
 from sluice.broker.sys_topics import SysTopics
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_host import BrokerHost
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from sluice.admin.grpc import server as grpc_server
     from sluice.admin.loop_bridge import LoopBridge
     from sluice.admin.server import AdminServer, OpenListener
-    from sluice.cluster.membership.directory import Directory
+    from sluice.cluster.membership import Directory
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,18 @@ from typing import Any
 from sluice.broker.acl import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.admin_topics import AdminTopics
-from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
-from sluice.broker.namespaces.queues.handler import CreatedQueueListener, QueueHandler
-from sluice.broker.namespaces.queues.publish_builder import read_content_type
-from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
-from sluice.broker.namespaces.responses import PendingResponses, ResponseTopics
-from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.routing.router import BackpressureListener
-from sluice.broker.routing.session_restore import SessionRestore
+from sluice.broker.namespaces import (
+    AdminTopics,
+    CreatedQueueListener,
+    ExclusiveQueueHandler,
+    PendingResponses,
+    QueueHandler,
+    ResponseTopics,
+    SchemaChecks,
+    read_content_type,
+)
+from sluice.broker.net import ConnectionLimits
+from sluice.broker.routing import BackpressureListener, SessionRestore
 from sluice.clock import Clock, steady_time
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies import ZstdCodec

@@ -22,10 +22,10 @@ from sluice.alerts import AlertSender, load_alert_handlers
 from sluice.broker.acl import AccessControl
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
-from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker.net import ConnectionLimits
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_core import BrokerCore, LogEvent, parse_rules
-from sluice.cluster.membership.placement import cell_of_queue
+from sluice.cluster.membership import cell_of_queue
 from sluice.config.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.config.settings import Settings
 from sluice.errors import (

@@ -34,16 +34,14 @@ from sluice.app import (
     watch_memory,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.net.listener import Listener
+from sluice.broker.net import ConnectionLimits, Listener
 from sluice.broker.sys_topics import SysTopics
 from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
 from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
 from sluice.cluster.cells import Cells, owner_of
+from sluice.cluster.client_ingress import ClientIngress
 from sluice.cluster.failure_detector import FailureDetector
-from sluice.cluster.ingress.client_ingress import ClientIngress
-from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import CoordinatorError, Directory, NodeInfo
 from sluice.cluster.node import Node
 from sluice.config.queue_settings import make_templates
 from sluice.config.settings import Settings

@@ -14,7 +14,7 @@ from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memor
 from sluice.broker_host import BrokerHost
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
-from sluice.cluster.ingress.client_ingress import ClientIngress
+from sluice.cluster.client_ingress import ClientIngress
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.cluster.node import Node
 from sluice.cluster.plain.bridge_frames import FrameReader, encode_frame

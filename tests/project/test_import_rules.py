@@ -82,10 +82,9 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "client.queues": frozenset({"net", "protocol"}),
     "client.topics": frozenset({"queues"}),
     "cluster.etcd": frozenset({"membership"}),
-    "cluster.ingress": frozenset({"membership", "transport"}),
     "cluster.membership": frozenset(),
     "cluster.plain": frozenset({"transport"}),
-    "cluster.remote_queues": frozenset({"ingress", "membership", "plain", "transport"}),
+    "cluster.remote_queues": frozenset({"membership", "plain", "transport"}),
     "cluster.transport": frozenset({"membership"}),
     "queues.bodies": frozenset({"model"}),
     "queues.bulk": frozenset({"flow", "log", "model"}),
@@ -122,6 +121,10 @@ INTERFACES: frozenset[str] = frozenset(
         "admin.queries",
         "admin.rest",
         "broker.acl",
+        "broker.namespaces",
+        "broker.net",
+        "broker.routing",
+        "broker.sessions",
         "cli.commands",
         "cli.pipelines",
         "cli.support",
@@ -130,6 +133,7 @@ INTERFACES: frozenset[str] = frozenset(
         "client.queues",
         "client.topics",
         "cluster.etcd",
+        "cluster.membership",
         "cluster.transport",
         "queues.bodies",
         "queues.bulk",
@@ -141,9 +145,15 @@ INTERFACES: frozenset[str] = frozenset(
         "queues.recovery",
         "queues.service",
         "spark.http",
+        "spark.runtime",
         "store.embedded",
+        "store.redis",
     }
 )
+
+
+# Modules that load a library which few brokers need: imported by name, where they are needed.
+LOADED_ON_DEMAND: frozenset[str] = frozenset({"cluster.membership.redis_kv"})
 
 
 def modules_below(sources: Path) -> dict[str, Path]:
@@ -350,6 +360,7 @@ def imports_behind_interfaces(sources: Path, interfaces: frozenset[str]) -> list
                 if f"{full}.".startswith(f"{package}.")
                 and not f"{name}.".startswith(f"{package}.")
                 and (base != package or imported not in public[package])
+                and base not in LOADED_ON_DEMAND
             ]
     return faults
 

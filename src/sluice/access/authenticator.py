@@ -31,7 +31,7 @@ from sluice.broker.acl import (
     Rule,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.routing.enforcement import enforce_all_grants
+from sluice.broker.routing import enforce_all_grants
 from sluice.broker.turn import PeriodicTask
 from sluice.clock import Clock, steady_time
 from sluice.errors import NotAuthenticated

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces import QueueHandler
 from sluice.errors import UnknownQueue
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop

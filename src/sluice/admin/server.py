@@ -33,8 +33,8 @@ from sluice.admin.rest import (
     RestApi,
     make_app,
 )
-from sluice.broker.net.listener import ListenerError
-from sluice.cluster.membership.directory import Directory
+from sluice.broker.net import ListenerError
+from sluice.cluster.membership import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
 from sluice.units import Address

@@ -36,8 +36,7 @@ from sluice.admin.queries import (
     view_builders,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.queues.handler import QueueHandler
-from sluice.broker.namespaces.responses import refuse_reserved_name
+from sluice.broker.namespaces import QueueHandler, refuse_reserved_name
 from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, UnknownMessage
 from sluice.queues.bulk import resolve_start
 from sluice.queues.commit_loop import CommitLoop

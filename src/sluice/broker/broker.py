@@ -12,15 +12,10 @@ from typing import Any, Final
 
 from sluice.broker.acl import AccessControl
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.incoming import IncomingPublishes
-from sluice.broker.namespaces.plain_topics import PlainTopics
-from sluice.broker.namespaces.reserved_topics import ReservedTopics
-from sluice.broker.net.connection import Connection, ConnectionTimeout
-from sluice.broker.net.connection_limits import ConnectionLimits
-from sluice.broker.net.handshake import Handshake
-from sluice.broker.routing.registry import SessionRegistry
-from sluice.broker.routing.router import Router
-from sluice.broker.sessions.session_store import SessionStore, VolatileSessionStore
+from sluice.broker.namespaces import IncomingPublishes, PlainTopics, ReservedTopics
+from sluice.broker.net import Connection, ConnectionLimits, ConnectionTimeout, Handshake
+from sluice.broker.routing import Router, SessionRegistry
+from sluice.broker.sessions import SessionStore, VolatileSessionStore
 from sluice.broker.turn import Scheduler, Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.sessions import SubscribeOptions
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import SUCCESS, TOPIC_NAME_INVALID
 from sluice.wire.topics import DOLLAR, starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscriptions import Subscription, TopicBinding
+    from sluice.broker.sessions import Session, Subscription, TopicBinding
 
 
 class NamespaceHandler:

@@ -11,9 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
-from sluice.cluster.membership.kv import CoordinationKv
-from sluice.cluster.membership.membership import Membership
+from sluice.cluster.membership import CoordinationKv, Coordinator, Membership, NodeInfo
 from sluice.cluster.settings import ClusterSettings
 from sluice.cluster.transport import LinkKey, LinkOptions, LinkTls, PeerLinks
 from sluice.errors import ConfigError

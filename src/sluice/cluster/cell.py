@@ -20,15 +20,19 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.reason_mapping import get_reason_code
+from sluice.broker.namespaces import get_reason_code
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.routing.cluster_port import LOCAL_CELL, ClientClaim, ClusterPort, SessionProxies
-from sluice.broker.sessions.retained_messages import RETAINED_FULL
-from sluice.broker.sessions.session import Session
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
+from sluice.broker.routing import LOCAL_CELL, ClientClaim, ClusterPort, SessionProxies
+from sluice.broker.sessions import (
+    RETAINED_FULL,
+    Session,
+    SharedSubscription,
+    SubscribeOptions,
+    Subscription,
+    TopicBinding,
+)
 from sluice.broker.turn import Turn
-from sluice.cluster.membership.placement import cell_of
+from sluice.cluster.membership import cell_of
 from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
     ABANDONED,

@@ -21,8 +21,7 @@ from typing import Final, Protocol
 
 from sluice.broker.broker import Broker
 from sluice.cluster.cell import Cell
-from sluice.cluster.membership.coordinator import Coordinator, CoordinatorError, NodeInfo
-from sluice.cluster.membership.placement import place_cells
+from sluice.cluster.membership import Coordinator, CoordinatorError, NodeInfo, place_cells
 from sluice.cluster.node import Node
 from sluice.errors import SluiceError
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import Final
 
-from sluice.cluster.membership.coordinator import Coordinator, CoordinatorError, NodeInfo
+from sluice.cluster.membership import Coordinator, CoordinatorError, NodeInfo
 from sluice.cluster.transport import PeerLinks
 
 log = logging.getLogger(__name__)

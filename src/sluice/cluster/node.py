@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from sluice.broker.net.memory_transport import connect_in_memory
+from sluice.broker.net import connect_in_memory
 from sluice.broker.ports import ConnectionPort
 from sluice.clock import steady_time
 from sluice.cluster.cell import Cell
-from sluice.cluster.ingress.stream_acceptor import accept_stream, is_known_greeting
 from sluice.cluster.plain.bridge import BRIDGE_GREETING as BRIDGE
 from sluice.cluster.plain.bridge import Bridge, BridgeReceiver
 from sluice.cluster.plain.bridge_frames import (
@@ -38,7 +37,7 @@ from sluice.cluster.plain.fanout import (
 from sluice.cluster.plain.interest import Interest, pick_cell
 from sluice.cluster.plain.node_inbox import NodeInbox
 from sluice.cluster.plain.retained_search import RetainedSearches, SearchListener
-from sluice.cluster.transport import NoOwner, StreamProtocol
+from sluice.cluster.transport import NoOwner, StreamProtocol, accept_stream, is_known_greeting
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)

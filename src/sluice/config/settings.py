@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from sluice.access.settings import AuthSettings
-from sluice.broker.net.origins import origin_error
+from sluice.broker.net import origin_error
 from sluice.cluster.settings import ClusterSettings
 from sluice.config.setting_types import ConfigSection, Seconds, duration_between, number_between
 from sluice.process.memory_watermark import parse_memory_limit

@@ -23,6 +23,6 @@ the bulk API, `runtime` starts Spark and Java, `pipelines` has the jobs that shi
 
 from sluice.http_client import Endpoint
 from sluice.spark.http import BulkClient
-from sluice.spark.runtime.spark_session import session
+from sluice.spark.runtime import session
 
 __all__ = ["BulkClient", "Endpoint", "session"]

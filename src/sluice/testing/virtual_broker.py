@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
-from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
+from sluice.broker.net import MemoryTransport, connect_in_memory
 from sluice.broker_core import BrokerCore
 from sluice.client import Client
 from sluice.client.queues import SendOptions

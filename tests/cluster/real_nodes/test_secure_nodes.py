@@ -14,10 +14,10 @@ import trustme
 from sluice.access.api_tokens import make_token
 from sluice.access.identity import Role
 from sluice.client import Client
-from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.transport.link_authentication import LinkCall
 from sluice.cluster.transport.link_handshake import LinkRefused
 from sluice.cluster.transport.mux import Mux
+from sluice.cluster.transport.stream_acceptor import PROXY_GREETING
 from sluice.units import parse_address
 from tests.cluster.kit import LinkEnd, call_link
 from tests.cluster.real_nodes.node_processes import Nodes

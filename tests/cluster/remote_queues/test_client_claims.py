@@ -11,8 +11,8 @@ from sluice.broker.net.memory_transport import connect_in_memory
 from sluice.broker.routing.cluster_port import CLIENT_CLAIM
 from sluice.broker.sessions.session import Session
 from sluice.client import Client
-from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.remote_queues import client_claim
+from sluice.cluster.transport.stream_acceptor import PROXY_GREETING
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, V311, Connack, Connect, Disconnect, Packet, Publish
 from sluice.wire.reader import PacketReader

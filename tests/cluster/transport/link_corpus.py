@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from sluice.cluster.ingress.stream_acceptor import CLIENT_GREETING, PROXY_GREETING
 from sluice.cluster.plain import bridge as bridge_module
 from sluice.cluster.plain import bridge_frames
 from sluice.cluster.plain.bridge import BRIDGE_GREETING, Bridge, BridgeReceiver
@@ -42,6 +41,7 @@ from sluice.cluster.transport.link_handshake import (
     encode_greeting,
 )
 from sluice.cluster.transport.mux import WINDOW_BYTES, LinkEndedByPeer, Mux, MuxProtocolError
+from sluice.cluster.transport.stream_acceptor import CLIENT_GREETING, PROXY_GREETING
 from sluice.cluster.transport.streams import NODE_TARGET, StreamLost, StreamProtocol
 from sluice.wire.packets import Publish
 from tests.cluster.kit import LinkEnd

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from sluice.cluster.ingress.stream_acceptor import CLIENT_GREETING, PROXY_GREETING
 from sluice.cluster.plain import bridge_frames
 from sluice.cluster.plain.bridge_frames import FrameReader, MalformedFrame, encode_frame
 from sluice.cluster.transport import mux
 from sluice.cluster.transport.mux import WINDOW_BYTES, Mux, MuxProtocolError
+from sluice.cluster.transport.stream_acceptor import CLIENT_GREETING, PROXY_GREETING
 from sluice.cluster.transport.streams import StreamLost
 from tests.cluster.kit import LinkEnd
 from tests.cluster.transport import link_corpus as corpus

@@ -21,7 +21,7 @@ from sluice.admin.bulk import Batch, BulkService, CommitResult, DeadLetterRepair
 from sluice.admin.metrics import CounterSample, MetricsSnapshot
 from sluice.admin.model import QueueDetail
 from sluice.admin.service import AdminService
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory
 from sluice.errors import StoreError, UnknownLoss
 from sluice.message import Message
 

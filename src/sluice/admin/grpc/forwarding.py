@@ -17,8 +17,7 @@ from google.protobuf import message_factory
 
 from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.grpc import queue_admin_pb2 as pb
-from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory, NodeInfo
 from sluice.errors import SluiceError, StoreError
 
 log = logging.getLogger(__name__)

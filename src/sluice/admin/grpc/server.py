@@ -23,8 +23,8 @@ from sluice.admin.grpc.interceptor import SERVICE, GrpcAuthInterceptor
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
 from sluice.admin.grpc.servicer import QueueAdmin
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.broker.net.listener import ListenerError
-from sluice.cluster.membership.directory import Directory
+from sluice.broker.net import ListenerError
+from sluice.cluster.membership import Directory
 from sluice.errors import ConfigError
 from sluice.units import Address
 

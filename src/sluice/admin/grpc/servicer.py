@@ -24,7 +24,7 @@ from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.model import QueueDetail
 from sluice.admin.queries import build_caller, build_cluster
 from sluice.admin.service import AdminService
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory
 from sluice.errors import UnknownQueue
 
 WATCH_INTERVAL_SECONDS: Final = 1.0

@@ -12,8 +12,8 @@ from typing import Final
 
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
-from sluice.broker.namespaces.queues.memberships import list_consumers
-from sluice.broker.sessions.session import Session
+from sluice.broker.namespaces import list_consumers
+from sluice.broker.sessions import Session
 from sluice.errors import ClientNotConnected, UnknownClient
 
 NAMES_PER_TURN: Final = 4096  # sessions examined before the loop is yielded

@@ -14,7 +14,7 @@ from typing import Final
 
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, split_into_batches
-from sluice.broker.namespaces.queues.publish_builder import read_message_properties
+from sluice.broker.namespaces import read_message_properties
 from sluice.message import DELAYED, Message, decode_headers
 from sluice.queues.model import LEASED, Cursor, Group, Lease, Partition, Queue
 from sluice.queues.names import format_message_id, parse_message_id

@@ -9,7 +9,7 @@ from typing import Final
 from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.queries.message_lookup import DELIVERED, SETTLED, WAITING
-from sluice.broker.namespaces.queues.publish_builder import read_message_properties
+from sluice.broker.namespaces import read_message_properties
 from sluice.errors import UnknownOwner
 from sluice.message import Message
 from sluice.queues.compacted import Owner, read_expiry

@@ -10,7 +10,7 @@ from math import isfinite
 
 from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
 from sluice.admin.model import OutgoingMessage, Published
-from sluice.broker.namespaces.queues.publish_builder import MessageProperties, build_message
+from sluice.broker.namespaces import MessageProperties, build_message
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.names import REPLY_QUEUE_PREFIX, format_message_id, queue_name_error
 

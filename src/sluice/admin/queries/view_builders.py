@@ -13,8 +13,8 @@ from sluice.access.identity import Identity
 from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.model import QueueDetail
-from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.cluster.membership.directory import Directory
+from sluice.broker.namespaces import QueueConsumer
+from sluice.cluster.membership import Directory
 from sluice.queues.model import BREAKER_NAMES, Consumer, Group, Pause, Queue, build_ledger
 from sluice.queues.service import QueueService
 

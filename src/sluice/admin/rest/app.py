@@ -32,7 +32,7 @@ from sluice.admin.rest.routes import (
 from sluice.admin.rest.routes.bulk_routes import BulkResources
 from sluice.admin.rest.routes.live_routes import LiveFeed
 from sluice.admin.rest.sample_history import SampleHistory
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
 

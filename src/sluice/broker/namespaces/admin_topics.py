@@ -22,8 +22,7 @@ from sluice.broker.namespaces.remote_requests import (
 )
 from sluice.broker.namespaces.responses import refuse_reserved_name
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.sessions import SubscribeOptions, Subscription
 from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.errors import (
@@ -37,8 +36,8 @@ from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
 STATS_INTERVAL_SECONDS: Final = 1.0

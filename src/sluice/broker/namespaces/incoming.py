@@ -22,7 +22,7 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import DOLLAR
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 
 class IncomingPublishes:

@@ -9,16 +9,15 @@ from mypy_extensions import i64
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.retained_messages import RETAINED_FULL
-from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.sessions import RETAINED_FULL, Subscription
 from sluice.errors import QueueError, make_store_refusal
 from sluice.wire.packets import Publish, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session
 
 
 class PlainTopics(NamespaceHandler):

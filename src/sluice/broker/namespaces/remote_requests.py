@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.sessions import SubscribeOptions
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session
 
 
 def forward_publish(

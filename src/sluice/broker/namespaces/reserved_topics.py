@@ -10,7 +10,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.reasons import NOT_AUTHORIZED
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 SYS_RESERVED: Final = (
     "$SYS is the server's own: clients may not publish there; use a topic without $"

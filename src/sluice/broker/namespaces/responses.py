@@ -21,9 +21,8 @@ from sluice.broker.namespaces.remote_requests import (
     unsubscribe_remote,
 )
 from sluice.broker.ports import ConnectionPort
-from sluice.broker.routing.commit_forwarder import DeferredPublish
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.routing import DeferredPublish
+from sluice.broker.sessions import SubscribeOptions, Subscription
 from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.errors import InvalidQueueConfig, QueueError, ResponsesFull
@@ -34,8 +33,8 @@ from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session
 
 RESPONSES_PREFIX: Final = b"$queue/responses/"
 RESPONSE_TTL_SECONDS: Final = 30.0

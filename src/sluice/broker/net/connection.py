@@ -15,7 +15,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.ports import NO_LIMIT, ConnectionPort
-from sluice.broker.routing.subscribe import handle_subscribe, handle_unsubscribe
+from sluice.broker.routing import handle_subscribe, handle_unsubscribe
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import Deadline
 from sluice.errors import PacketTooLarge, ProtocolViolation
@@ -62,7 +62,7 @@ from sluice.wire.reasons import (
 if TYPE_CHECKING:
     from sluice.broker.broker import Broker
     from sluice.broker.net.rate_limiter import RateLimiter
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 # More output than this is written before the end of the turn.
 FLUSH_THRESHOLD_BYTES: Final = 262_144

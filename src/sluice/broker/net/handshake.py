@@ -10,13 +10,13 @@ from sluice.broker.limits import topic_depth_error
 from sluice.broker.net.connection import Connection
 from sluice.broker.net.rate_limiter import RateLimiter
 from sluice.broker.ports import NO_LIMIT
-from sluice.broker.routing.cluster_port import (
+from sluice.broker.routing import (
     CLIENT_CLAIM,
     NO_USER_PROPERTIES,
     TAKEN_OVER,
     ClientClaim,
+    enforce_grant,
 )
-from sluice.broker.routing.enforcement import enforce_grant
 from sluice.clock import Deadline
 from sluice.queues.names import is_printable
 from sluice.wire.encode import encode, write_connack
@@ -140,7 +140,8 @@ class Handshake:
         if reason != SUCCESS:
             self.refuse(connection, reason, reason_string)
             return
-        limits = self._broker.limits
+        broker = self._broker
+        limits = broker.limits
         keep_alive = packet.keep_alive
         if (
             limits.max_keep_alive
@@ -222,7 +223,9 @@ class Handshake:
         if (
             limits.max_publish_rate or limits.max_publish_byte_rate
         ) and not connection.is_from_cluster:
-            connection.rate_limiter = RateLimiter(self._broker, connection)
+            connection.rate_limiter = RateLimiter(
+                limits, broker.counters, broker.turn, broker.scheduler, connection
+            )
         if auth_result.expires_at:
             self._broker.wake_at(auth_result.expires_at, CredentialExpiry(connection))
         if expiry or session.persistent_id:

@@ -7,44 +7,50 @@ read completely before it charges for it, so the rate holds on average and not f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mypy_extensions import i64
 
+from sluice.broker.limits import Limits
+from sluice.broker.ports import ConnectionPort
+from sluice.broker.turn import Scheduler, Turn
 from sluice.clock import Deadline
-
-if TYPE_CHECKING:
-    from sluice.broker.broker import Broker
-    from sluice.broker.net.connection import Connection
+from sluice.metrics import Counters
 
 
 class RateLimiter(Deadline):
-    def __init__(self, broker: Broker, connection: Connection) -> None:
-        limits = broker.limits
-        self._broker: Broker = broker
-        self._connection: Connection = connection
+    def __init__(
+        self,
+        limits: Limits,
+        counters: Counters,
+        turn: Turn,
+        scheduler: Scheduler,
+        connection: ConnectionPort,
+    ) -> None:
+        self._counters: Counters = counters
+        self._turn: Turn = turn
+        self._scheduler: Scheduler = scheduler
+        self._connection: ConnectionPort = connection
         self._rate: float = limits.max_publish_rate
         self._byte_rate: float = limits.max_publish_byte_rate
         self._tokens: float = self._rate  # available messages; negative: debt
         self._byte_tokens: float = self._byte_rate
-        self._refilled_at: float = broker.turn.now
+        self._refilled_at: float = turn.now
         self._count_before: i64 = 0
         self._bytes_before: i64 = 0
         self.is_waiting: bool = False  # in debt: nothing else may resume reading meanwhile
 
     def begin_read(self) -> None:
         """Remember the counters before a read is processed."""
-        counters = self._broker.counters
+        counters = self._counters
         self._count_before = counters.publishes_received
         self._bytes_before = counters.publish_bytes_received
 
     def end_read(self) -> None:
         """Charge for the messages of this read and pause the client if it is in debt."""
-        counters = self._broker.counters
+        counters = self._counters
         count: i64 = counters.publishes_received - self._count_before
         if count == 0:
             return
-        now = self._broker.turn.now
+        now = self._turn.now
         self._refill(now)
         self._tokens -= float(count)
         self._byte_tokens -= float(counters.publish_bytes_received - self._bytes_before)
@@ -52,7 +58,7 @@ class RateLimiter(Deadline):
         if wait > 0.0 and not self.is_waiting and not self._connection.closing:
             self.is_waiting = True
             self._connection.throttle()
-            self._broker.wake_at(now + wait, self)
+            self._scheduler.wake_at(now + wait, self)
 
     def _refill(self, now: float) -> None:
         elapsed = now - self._refilled_at

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64, mypyc_attr
 
 from sluice.broker.ports import ConnectionPort, SessionListener
-from sluice.broker.sessions.inflight import Delivery
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.sessions import Delivery, SubscribeOptions
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import QUOTA_EXCEEDED
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
+    from sluice.broker.sessions import Session, SharedSubscription, Subscription, TopicBinding
 
 LOCAL_CELL: Final = -1  # as a cell number: this cell
 

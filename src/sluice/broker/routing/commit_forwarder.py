@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.sessions.services import DeliveryForwarder
+from sluice.broker.sessions import DeliveryForwarder
 
 if TYPE_CHECKING:
     from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.inflight import Delivery
-    from sluice.broker.sessions.outbound import OutboundQos
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Delivery, OutboundQos, Session
 
 
 class DeferredPublish:

@@ -9,7 +9,7 @@ from sluice.broker.acl import Grant
 if TYPE_CHECKING:
     from sluice.broker.routing.registry import SessionRegistry
     from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 
 def enforce_grant(router: Router, session: Session, grant: Grant) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.routing.router import Router
-from sluice.broker.sessions.session import Session
+from sluice.broker.sessions import Session
 from sluice.broker.turn import Scheduler
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish

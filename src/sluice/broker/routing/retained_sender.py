@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.ports import NO_RETAINED_LOOKUP, RetainedLookup
-from sluice.broker.sessions.retained_messages import (
+from sluice.broker.sessions import (
     STEPS_PER_SLICE,
     Match,
     RetainedMessages,
@@ -37,7 +37,7 @@ from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 
 if TYPE_CHECKING:
     from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 MAX_WALK_LEVELS: Final = 4096  # of one walk: the filters cost memory until it is over
 

@@ -16,11 +16,11 @@ from sluice.broker.ports import NO_RETAINED_LOOKUP, ConnectionPort
 from sluice.broker.routing.cluster_port import ClusterPort
 from sluice.broker.routing.commit_forwarder import CommitForwarder, DeferredPublish
 from sluice.broker.routing.retained_sender import RetainedSender
-from sluice.broker.sessions.retained_messages import RetainedMessages
-from sluice.broker.sessions.services import SessionServices
-from sluice.broker.sessions.subscriptions import (
+from sluice.broker.sessions import (
     Recipient,
+    RetainedMessages,
     Route,
+    SessionServices,
     SharedSubscription,
     Subscription,
     SubscriptionTree,
@@ -33,9 +33,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import DOLLAR, SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.inflight import Delivery
-    from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.session_store import VolatileSessionStore
+    from sluice.broker.sessions import Delivery, Session, VolatileSessionStore
 
 
 class StoredPublish(DeferredPublish):

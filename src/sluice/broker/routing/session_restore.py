@@ -10,11 +10,14 @@ from mypy_extensions import i64
 
 from sluice.broker.routing.registry import SessionRegistry
 from sluice.broker.routing.router import Router
-from sluice.broker.sessions.inflight import Delivery
-from sluice.broker.sessions.session import Session
-from sluice.broker.sessions.session_store import PENDING_RETAINED_KEY, decode_message
-from sluice.broker.sessions.subscribe_options import decode_options
-from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.sessions import (
+    PENDING_RETAINED_KEY,
+    Delivery,
+    Session,
+    Subscription,
+    decode_message,
+    decode_options,
+)
 from sluice.queues.log import (
     PENDING_PID,
     RETAINED_PID,

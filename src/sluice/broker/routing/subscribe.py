@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.acl import MAY_NOT_SUBSCRIBE
 from sluice.broker.ports import ConnectionPort, InputTask
-from sluice.broker.sessions.subscribe_options import read_options
-from sluice.broker.sessions.subscriptions import estimate_filter_bytes
+from sluice.broker.sessions import estimate_filter_bytes, read_options
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import MAX_FILTERS
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe
@@ -32,8 +31,7 @@ from sluice.wire.topics import has_wildcard, split_share, topic_filter_error
 if TYPE_CHECKING:
     from sluice.broker.namespace import NamespaceHandler
     from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscriptions import Subscription
+    from sluice.broker.sessions import Session, Subscription
 
 CLUSTER_TIMEOUT: Final = "a node of the cluster does not respond: connect and subscribe again"
 TOO_MANY_FILTERS: Final = (

@@ -259,7 +259,7 @@ def check_spark_installed() -> None:
     ):
         if find_spec(module) is None:
             raise CommandError(f"pipelines need {package}, which is not installed", INSTALL)
-    from sluice.spark.runtime.java import find_java
+    from sluice.spark.runtime import find_java
 
     find_java()
 

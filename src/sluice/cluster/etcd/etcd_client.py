@@ -20,8 +20,7 @@ import grpc.aio
 from sluice.backoff import Backoff
 from sluice.cluster.etcd import etcd_pb2 as pb
 from sluice.cluster.etcd.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
-from sluice.cluster.membership.coordinator import CoordinatorError
-from sluice.cluster.membership.kv import CoordinatorUnavailable
+from sluice.cluster.membership import CoordinatorError, CoordinatorUnavailable
 
 ATTEMPT_TIMEOUT_SECONDS: Final = 1.0  # of one attempt
 TOTAL_TIMEOUT_SECONDS: Final = 5.0  # of all attempts

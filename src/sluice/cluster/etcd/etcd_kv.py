@@ -10,8 +10,7 @@ from typing import Final
 
 from sluice.cluster.etcd import etcd_pb2 as pb
 from sluice.cluster.etcd.etcd_client import EtcdClient
-from sluice.cluster.membership.coordinator import CoordinatorError
-from sluice.cluster.membership.kv import Change, CoordinatorUnavailable, Lease
+from sluice.cluster.membership import Change, CoordinatorError, CoordinatorUnavailable, Lease
 
 log = logging.getLogger(__name__)
 

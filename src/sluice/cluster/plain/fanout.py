@@ -11,7 +11,7 @@ from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
     from sluice.cluster.plain.bridge_frames import CellTarget
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from sluice.broker.sessions.retained_messages import STEPS_PER_SLICE, Match, RetainedWalk
+from sluice.broker.sessions import STEPS_PER_SLICE, Match, RetainedWalk
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import steady_time
 from sluice.cluster.plain.local_cell import LocalCell

@@ -14,9 +14,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sluice.broker.routing.cluster_port import CLIENT_CLAIM, ClientClaim
-from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
-from sluice.cluster.transport import StreamProtocol, StreamTransport
+from sluice.broker.routing import CLIENT_CLAIM, ClientClaim
+from sluice.cluster.transport import PROXY_GREETING, StreamProtocol, StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode

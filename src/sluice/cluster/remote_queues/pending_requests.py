@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.sessions import SubscribeOptions
 from sluice.wire.packets import Publish
 
 

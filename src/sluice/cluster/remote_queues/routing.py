@@ -13,7 +13,7 @@ import json
 from typing import Final
 
 from sluice.broker.queue_topics import INVALID, QUEUE_PREFIX, parse_queue_topic
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.cluster.membership import cell_of, cell_of_queue
 from sluice.wire.topics import has_wildcard
 
 ADMIN_QUEUE_PREFIX: Final = b"$admin/queue/"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
+from sluice.broker.namespaces import encode_user_property
 from sluice.broker.ports import ConnectionPort
 from sluice.broker.queue_topics import (
     QUEUE_PREFIX,
@@ -20,21 +20,20 @@ from sluice.broker.queue_topics import (
     parse_queue_topic,
     read_publish_options,
 )
-from sluice.broker.routing.cluster_port import TAKEN_OVER, SessionProxies
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
+from sluice.broker.routing import TAKEN_OVER, SessionProxies
+from sluice.broker.sessions import SubscribeOptions
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
 from sluice.cluster.remote_queues.client_claim import RemoteClientClaim
 from sluice.cluster.remote_queues.routing import ALL_CELLS, cell_of_filter
 from sluice.cluster.remote_queues.session_proxy import MqttSessionProxy
-from sluice.cluster.transport import StreamTransport
+from sluice.cluster.transport import PROXY_GREETING, StreamTransport
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Disconnect, Publish
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR, SESSION_TAKEN_OVER
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
     from sluice.cluster.cell import CellClusterPort
 
 

@@ -21,10 +21,9 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.queue_topics import EXPLICIT_SUFFIX, EXTEND, NACK, REJECT, RELEASE
-from sluice.broker.routing.cluster_port import CLIENT_CLAIM, NO_USER_PROPERTIES, RemoteDelivery
-from sluice.broker.routing.cluster_port import SessionProxy as Port
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.routing import CLIENT_CLAIM, NO_USER_PROPERTIES, RemoteDelivery
+from sluice.broker.routing import SessionProxy as Port
+from sluice.broker.sessions import SubscribeOptions, encode_subscription_ids
 from sluice.cluster.remote_queues.pending_requests import (
     PendingPublish,
     PendingSubscribe,

@@ -13,8 +13,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
-from sluice.broker.namespaces.queues.queue_options import read_message_ids
+from sluice.broker.namespaces import encode_user_property, read_message_ids
 from sluice.broker.queue_topics import (
     EXTEND,
     QUEUE_PREFIX,

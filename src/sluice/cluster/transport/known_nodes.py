@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.membership import NodeInfo
 from sluice.cluster.transport.link_authentication import LinkKey
 
 

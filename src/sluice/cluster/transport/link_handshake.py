@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from sluice.cluster.membership.coordinator import LINK_PROTOCOL_VERSION
+from sluice.cluster.membership import LINK_PROTOCOL_VERSION
 from sluice.cluster.transport.link_authentication import LinkAuthenticationError, LinkCall
 from sluice.cluster.transport.link_connection import LinkConnection
 from sluice.errors import SluiceError

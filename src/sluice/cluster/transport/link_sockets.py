@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sluice.broker.net.listener import ListenerError
+from sluice.broker.net import ListenerError
 from sluice.errors import ConfigError
 from sluice.units import Address, parse_address
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.membership import NodeInfo
 from sluice.cluster.transport.known_nodes import KnownNodes
 from sluice.cluster.transport.link_authentication import (
     LinkAuthenticationError,

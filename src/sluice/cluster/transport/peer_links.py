@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.membership import NodeInfo
 from sluice.cluster.transport.known_nodes import KnownNodes
 from sluice.cluster.transport.link_acceptor import LinkAcceptor
 from sluice.cluster.transport.link_authentication import LinkKey

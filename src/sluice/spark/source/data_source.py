@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from sluice.spark.errors import InvalidOption
 from sluice.spark.http import BulkClient
-from sluice.spark.runtime.gc_freeze import freeze_imports
+from sluice.spark.runtime import freeze_imports
 from sluice.spark.source import planner
 from sluice.spark.source.batch_reader import BatchReader
 from sluice.spark.source.columns import (

@@ -24,7 +24,7 @@ from sluice.spark.errors import (
     StreamCut,
 )
 from sluice.spark.http import BulkClient
-from sluice.spark.runtime.gc_freeze import freeze_imports
+from sluice.spark.runtime import freeze_imports
 from sluice.spark.source.columns import PARTITION, SEQUENCE, schema_of
 from sluice.spark.source.offsets import Range, Task
 

@@ -10,8 +10,8 @@ from math import inf
 from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.message_lookup import displayed_message_id
-from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.broker.routing.registry import NEVER_EXPIRES
+from sluice.broker.namespaces import QueueConsumer
+from sluice.broker.routing import NEVER_EXPIRES
 from sluice.queues.model import LEASED, READY, STRICT, Consumer, Cursor, Group, Lease
 
 

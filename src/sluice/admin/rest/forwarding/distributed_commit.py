@@ -20,8 +20,7 @@ from starlette.requests import Request
 
 from sluice.admin.rest.errors import Busy, RemoteRefusal
 from sluice.bulk.staging import Stage
-from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory, NodeInfo
 from sluice.errors import SluiceError
 from sluice.units import quote_path_segment
 

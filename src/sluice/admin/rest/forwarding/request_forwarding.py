@@ -30,8 +30,7 @@ from sluice.admin.rest.forwarding.distributed_commit import (
 from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
 from sluice.admin.rest.middleware import replay_body, wait_disconnected
 from sluice.admin.rest.params import parse_queue_name
-from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.membership.directory import Directory
+from sluice.cluster.membership import Directory, NodeInfo
 
 if TYPE_CHECKING:
     import httpx  # imported on first use: 5 MB that only a cluster needs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.sessions.inflight import Delivery
+from sluice.broker.sessions import Delivery
 from sluice.message import Message
 from sluice.queues.compacted import OwnerSubscriber
 from sluice.queues.flow import format_iso_time
@@ -21,7 +21,7 @@ from sluice.wire.primitives import write_binary
 
 if TYPE_CHECKING:
     from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 _SEQUENCE: Final = b"\x26\x00\x08sequence"
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"

@@ -31,8 +31,12 @@ from sluice.broker.namespaces.remote_requests import (
     unsubscribe_remote,
 )
 from sluice.broker.ports import NO_CAPACITY_LISTENER, CapacityListener, ConnectionPort
-from sluice.broker.sessions.subscribe_options import SubscribeOptions, read_options
-from sluice.broker.sessions.subscriptions import Subscription, encode_subscription_ids
+from sluice.broker.sessions import (
+    SubscribeOptions,
+    Subscription,
+    encode_subscription_ids,
+    read_options,
+)
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message
@@ -49,8 +53,8 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import ONES, WORD_BYTES
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session
 
 PREFIX: Final = b"$ECQ/"
 WRITE_PREFIX: Final = b"$ECQ/w/"

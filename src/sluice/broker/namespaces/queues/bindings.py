@@ -11,7 +11,7 @@ from sluice.broker.namespace import BindingTarget
 from sluice.broker.namespaces.queues.message_builder import MessageBuilder
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.queue_topics import QUEUE_PREFIX
-from sluice.broker.sessions.subscriptions import TopicBinding
+from sluice.broker.sessions import TopicBinding
 from sluice.errors import ProtocolViolation
 from sluice.message import Message
 from sluice.queues.engine import Engine
@@ -22,7 +22,7 @@ from sluice.wire.properties import PUBLISH, read_properties
 from sluice.wire.topics import starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
+    from sluice.broker.routing import Router
 
 
 class BoundQueues(BindingTarget):

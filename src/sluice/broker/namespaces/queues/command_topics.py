@@ -26,7 +26,7 @@ from sluice.queues.names import parse_message_id
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 
 class Command(IdSearch):

@@ -31,7 +31,7 @@ from sluice.broker.queue_topics import (
     QueueTopic,
     parse_queue_topic,
 )
-from sluice.broker.sessions.subscribe_options import SubscribeOptions, read_options
+from sluice.broker.sessions import SubscribeOptions, read_options
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueName, QueueError, QueueNotCreated
 from sluice.message import Message
@@ -44,9 +44,8 @@ from sluice.wire.packets import V5, Publish, Subscribe, SubscriptionRequest
 from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 if TYPE_CHECKING:
-    from sluice.broker.routing.router import Router
-    from sluice.broker.sessions.session import Session
-    from sluice.broker.sessions.subscriptions import Subscription
+    from sluice.broker.routing import Router
+    from sluice.broker.sessions import Session, Subscription
 
 # Parsed topics; longer topics than MAX_CACHED_TOPIC_BYTES are not cached.
 MAX_CACHED_TOPICS: Final = 65_536

@@ -10,7 +10,7 @@ from sluice.broker.turn import SlicedTask
 
 if TYPE_CHECKING:
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 
 class QueueMemberships(CapacityListener):

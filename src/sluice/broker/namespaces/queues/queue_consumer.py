@@ -12,7 +12,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.memberships import QueueMemberships, open_memberships
-from sluice.broker.sessions.inflight import UNBUILT_PACKET, Delivery
+from sluice.broker.sessions import UNBUILT_PACKET, Delivery
 from sluice.broker.turn import Turn
 from sluice.message import Message
 from sluice.queues.engine import Engine
@@ -23,7 +23,7 @@ from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 _PUBLISH_QOS1: Final = 0x32  # first byte of a PUBLISH at QoS 1
 _USER_PROPERTY: Final = 0x26

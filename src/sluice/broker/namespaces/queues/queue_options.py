@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.queue_topics import MAX_IDS
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
-from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.sessions import SubscribeOptions, encode_subscription_ids
 from sluice.errors import InvalidQueueConfig, TooManyIds
 from sluice.queues.bulk import parse_iso_time
 from sluice.queues.flow import DeliveryToken
@@ -21,7 +20,7 @@ from sluice.units import parse_duration
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 MAX_ID_LIST_BYTES: Final = 262_144  # of a JSON list of message ids
 MAX_MESSAGE_ID_BYTES: Final = 1024  # of a publisher's own message id

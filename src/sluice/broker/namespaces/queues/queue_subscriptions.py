@@ -37,7 +37,7 @@ from sluice.broker.queue_topics import (
     QUEUE_PREFIX,
     parse_queue_topic,
 )
-from sluice.broker.sessions.subscribe_options import SubscribeOptions
+from sluice.broker.sessions import SubscribeOptions
 from sluice.broker.turn import SlicedTask, Turn
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.bulk import resolve_start
@@ -48,7 +48,7 @@ from sluice.wire.reasons import TOPIC_FILTER_INVALID
 from sluice.wire.topics import has_wildcard, matches
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 
 class WildcardSubscription:

@@ -47,7 +47,7 @@ from sluice.queues.model import DEAD_LETTERING, Group, Lease, Queue
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.session import Session
+    from sluice.broker.sessions import Session
 
 WARNING_INTERVAL_SECONDS: Final = 1.0
 

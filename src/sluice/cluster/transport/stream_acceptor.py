@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from sluice.broker.net.connection import Connection
-from sluice.cluster.transport import StreamLost, StreamTransport
+from sluice.broker.net import Connection
+from sluice.cluster.transport.streams import StreamLost, StreamTransport
 
 CLIENT_GREETING: Final = b"client "
 PROXY_GREETING: Final = b"leg"  # part of the protocol between nodes; words: allowed

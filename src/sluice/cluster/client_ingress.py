@@ -13,9 +13,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sluice.cluster.ingress.stream_acceptor import make_greeting
-from sluice.cluster.membership.placement import cell_of
-from sluice.cluster.transport import StreamTransport
+from sluice.cluster.membership import cell_of
+from sluice.cluster.transport import StreamTransport, make_greeting
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode

@@ -14,8 +14,8 @@ from websockets.typing import Subprotocol
 from sluice.broker.net.connection import Connection
 from sluice.broker.net.listener import open_listener
 from sluice.broker.net.memory_transport import WRITE_HIGH_WATER, connect_in_memory
-from sluice.cluster.ingress.client_ingress import ClientIngress, Tunnel
-from sluice.cluster.ingress.stream_acceptor import accept_stream, make_greeting
+from sluice.cluster.client_ingress import ClientIngress, Tunnel
+from sluice.cluster.transport.stream_acceptor import accept_stream, make_greeting
 from sluice.wire.encode import encode
 from sluice.wire.packets import (
     V5,
