@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from librt.vecs import append, vec
-from mypy_extensions import i16, i64
+from mypy_extensions import i64
 
 DEFAULT_ROWS: Final = 1000  # of one queue
 MAX_ROWS: Final = 500_000  # of all queues: about 35 MB
 MIN_ROWS: Final = 16  # of a queue, also when all rows are in use
 GROWTH: Final = 64  # rows that a queue takes at once
-MAX_ATTEMPT: Final = 32_767
+WIDTH: Final = 7  # numbers of a row
 
 
 class RowBudget:
@@ -48,21 +48,18 @@ class Acknowledgement:
 
 
 class RecentAcks:
-    """A ring of rows. It grows up to its bound, then the newest row replaces the oldest."""
+    """A ring of rows. It grows up to its bound, then the newest row replaces the oldest.
+
+    The numbers of a row are next to each other, so that a row is one or two cache lines.
+    """
 
     def __init__(self, budget: RowBudget) -> None:
         self._budget: RowBudget = budget
         self._next: i64 = 0  # the row that is written next
         self._bound: i64 = 0  # rows that it may have without asking for more
-        self._pid: vec[i64] = vec[i64]()
-        self._seq: vec[i64] = vec[i64]()
-        self._gid: vec[i64] = vec[i64]()
-        self._enqueued_ms: vec[i64] = vec[i64]()
-        self._delivered_ms: vec[i64] = vec[i64]()
-        self._acked_ms: vec[i64] = vec[i64]()
-        self._attempt: vec[i16] = vec[i16]()
-        self._holder: list[str] = []
-        self._message_id: list[bytes] = []  # of the publisher; empty: a generated id
+        self._numbers: vec[i64] = vec[i64]()
+        self._holders: list[str] = []
+        self._message_ids: list[bytes] = []  # of the publisher; empty: a generated id
 
     def add(
         self,
@@ -80,29 +77,28 @@ class RecentAcks:
         at = self._next
         if at == self._bound and not self._grow():
             at = 0
-        if attempt > MAX_ATTEMPT:
-            attempt = MAX_ATTEMPT
         self._next = at + 1
-        if at < len(self._seq):
-            self._pid[at] = pid
-            self._seq[at] = seq
-            self._gid[at] = gid
-            self._enqueued_ms[at] = enqueued_ms
-            self._delivered_ms[at] = delivered_ms
-            self._acked_ms[at] = acked_ms
-            self._attempt[at] = i16(attempt)
-            self._holder[at] = holder
-            self._message_id[at] = message_id
-            return
-        self._pid = append(self._pid, pid)
-        self._seq = append(self._seq, seq)
-        self._gid = append(self._gid, gid)
-        self._enqueued_ms = append(self._enqueued_ms, enqueued_ms)
-        self._delivered_ms = append(self._delivered_ms, delivered_ms)
-        self._acked_ms = append(self._acked_ms, acked_ms)
-        self._attempt = append(self._attempt, i16(attempt))
-        self._holder.append(holder)
-        self._message_id.append(message_id)
+        if at == len(self._holders):
+            self._append_row()
+        numbers = self._numbers
+        start: i64 = at * WIDTH
+        numbers[start] = pid
+        numbers[start + 1] = seq
+        numbers[start + 2] = gid
+        numbers[start + 3] = attempt
+        numbers[start + 4] = enqueued_ms
+        numbers[start + 5] = delivered_ms
+        numbers[start + 6] = acked_ms
+        self._holders[at] = holder
+        self._message_ids[at] = message_id
+
+    def _append_row(self) -> None:
+        numbers = self._numbers
+        for _ in range(WIDTH):
+            numbers = append(numbers, i64(0))
+        self._numbers = numbers
+        self._holders.append("")
+        self._message_ids.append(b"")
 
     def _grow(self) -> bool:
         """Take more rows; return whether there are any, or the oldest row is next."""
@@ -121,15 +117,9 @@ class RecentAcks:
         self._budget.remaining += self._bound
         self._bound = 0
         self._next = 0
-        self._pid = vec[i64]()
-        self._seq = vec[i64]()
-        self._gid = vec[i64]()
-        self._enqueued_ms = vec[i64]()
-        self._delivered_ms = vec[i64]()
-        self._acked_ms = vec[i64]()
-        self._attempt = vec[i16]()
-        self._holder = []
-        self._message_id = []
+        self._numbers = vec[i64]()
+        self._holders = []
+        self._message_ids = []
 
     def find(self, message_id: bytes, pid: i64, seq: i64) -> list[Acknowledgement]:
         """Return the newest row of each group for a message, by its id or its location.
@@ -138,28 +128,30 @@ class RecentAcks:
         """
         found: list[Acknowledgement] = []
         groups: list[int] = []
-        count: i64 = len(self._seq)
+        numbers = self._numbers
+        count: i64 = len(self._holders)
         step: i64 = 0
         while step < count:
             at: i64 = self._next - 1 - step
             if at < 0:
                 at += count
             step += 1
-            if (self._seq[at] != seq or self._pid[at] != pid) and (
-                not message_id or self._message_id[at] != message_id
+            start: i64 = at * WIDTH
+            if (numbers[start + 1] != seq or numbers[start] != pid) and (
+                not message_id or self._message_ids[at] != message_id
             ):
                 continue
-            gid = self._gid[at]
+            gid = numbers[start + 2]
             if int(gid) not in groups:
                 groups.append(int(gid))
                 found.append(
                     Acknowledgement(
                         gid,
-                        self._holder[at],
-                        i64(self._attempt[at]),
-                        float(self._enqueued_ms[at]) / 1000.0,
-                        float(self._delivered_ms[at]) / 1000.0,
-                        float(self._acked_ms[at]) / 1000.0,
+                        self._holders[at],
+                        numbers[start + 3],
+                        float(numbers[start + 4]) / 1000.0,
+                        float(numbers[start + 5]) / 1000.0,
+                        float(numbers[start + 6]) / 1000.0,
                     )
                 )
         return found
