@@ -13,7 +13,13 @@ from itertools import islice
 from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, strip_queue_prefix
 from sluice.admin.bulk import BulkService
-from sluice.admin.metrics import CounterSample, MetricsSnapshot, sample_counters, take_snapshot
+from sluice.admin.metrics import (
+    CounterSample,
+    MetricsSnapshot,
+    RecentFlow,
+    sample_counters,
+    take_snapshot,
+)
 from sluice.admin.model import (
     DeadLetterFilter,
     Diagnosis,
@@ -65,6 +71,7 @@ class AdminService:
         store_status: StoreStatus | None = None,
     ) -> None:
         self._facade = BrokerFacade(engine, commit_loop, queue_handler, broker)
+        self._flow = RecentFlow()
         self._engine = engine
         self._queue_handler = queue_handler
         self._queue_service = queue_handler.service
@@ -114,7 +121,7 @@ class AdminService:
 
     async def sample_counters(self, max_queues: int) -> CounterSample:
         """Return the counters that charts are drawn from, of at most `max_queues` queues."""
-        return await sample_counters(self._facade, max_queues)
+        return await sample_counters(self._facade, self._flow, max_queues)
 
     # ---- queues
 
@@ -454,7 +461,9 @@ class AdminService:
     async def diagnose(self, name: str, group: str = "") -> Diagnosis:
         """Find out why nothing arrives."""
         self._facade.sync_clock()
-        return await queue_diagnosis.diagnose(self._facade, self._queue_index, name, group)
+        return await queue_diagnosis.diagnose(
+            self._facade, self._queue_index, self._flow, name, group
+        )
 
     async def verify(self) -> list[str]:
         """Return all inconsistencies; each queue is counted within one turn."""

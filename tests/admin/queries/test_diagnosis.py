@@ -451,6 +451,76 @@ async def test_messages_that_became_dead_letters(harness: AdminHarness) -> None:
     assert codes(await doctor(harness)) == ["all-retrying", "dead-letters"]
 
 
+async def sample(harness: AdminHarness) -> None:
+    """Do what the broker does every five seconds."""
+    await harness.call(harness.admin.sample_counters(100))
+
+
+async def test_verdict_on_a_queue_with_few_dead_letters_is_steady(harness: AdminHarness) -> None:
+    worker = harness.worker()
+    await sample(harness)
+    verdicts = set()
+    for nth in range(60):
+        harness.advance(1)
+        harness.publish()
+        (delivery,) = take(worker)
+        verdicts.add((await doctor(harness)).healthy)
+        verb = "reject" if nth in (30, 50) else "nack" if nth % 20 == 7 else "ack"
+        settle(worker, verb, delivery, **({"delay": "500ms"} if verb == "nack" else {}))
+        found = await doctor(harness)  # empty, or with one message that waits for its retry
+        verdicts.add(found.healthy)
+        if verb == "nack":
+            harness.advance(0.5)
+            settle(worker, "ack", take(worker)[0])
+        if nth % 5 == 4:
+            await sample(harness)
+    assert verdicts == {True}
+    assert "dead-letters" in codes(found), "they are still reported"
+
+
+async def test_many_dead_letters_are_a_fault_while_messages_flow(harness: AdminHarness) -> None:
+    worker = harness.worker()
+    await sample(harness)
+    for verb in ("ack", "reject", "ack", "ack"):
+        harness.publish()
+        settle(worker, verb, take(worker)[0])
+    harness.publish()
+    found = await doctor(harness)
+    assert codes(found) == ["in-work", "dead-letters"] and not found.healthy
+    settle(worker, "ack", take(worker)[0])
+    assert not (await doctor(harness)).healthy
+
+
+@pytest.mark.parametrize("last", ["ack", "reject"])
+async def test_verdict_on_a_quiet_queue_is_that_of_its_last_message(
+    harness: AdminHarness, last: str
+) -> None:
+    worker = harness.worker()
+    for verb in ("reject", "ack") if last == "ack" else ("ack", "reject"):
+        await sample(harness)
+        harness.advance(400)
+        harness.publish()
+        settle(worker, verb, take(worker)[0])
+    await sample(harness)
+    for _ in range(100):
+        harness.advance(5)
+        await sample(harness)
+    assert (await doctor(harness)).healthy == (last == "ack")
+
+
+async def test_all_messages_of_one_group_die_while_the_other_one_works(
+    harness: AdminHarness,
+) -> None:
+    good, bad = harness.worker("good-1"), harness.worker("bad-1")
+    await sample(harness)
+    for _ in range(3):
+        harness.publish()
+        settle(good, "ack", take(good)[0])
+        settle(bad, "reject", take(bad)[0])
+    assert not (await doctor(harness)).healthy
+    assert not (await doctor(harness, group="bad")).healthy
+
+
 async def test_group_in_which_every_consumer_is_draining_needs_another_worker(
     harness: AdminHarness,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
-from sluice.queues.log import ACKED
+from sluice.admin.metrics.recent_flow import RecentFlow
 from sluice.queues.model import Queue
 
 
@@ -19,7 +19,7 @@ class CounterSample:
     queues: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
 
-async def sample_counters(facade: BrokerFacade, max_queues: int) -> CounterSample:
+async def sample_counters(facade: BrokerFacade, flow: RecentFlow, max_queues: int) -> CounterSample:
     """Return the counters of at most `max_queues` queues, those that were created first."""
     counters = facade.broker.counters
     sample = CounterSample(
@@ -28,14 +28,14 @@ async def sample_counters(facade: BrokerFacade, max_queues: int) -> CounterSampl
     for nth, (name, queue) in enumerate(list(facade.engine.queues.items())[:max_queues]):
         if nth % BATCH_SIZE == BATCH_SIZE - 1:
             await facade.yield_to_loop()
-        sample.queues[name] = _counters_of(queue)
+        sample.queues[name] = _counters_of(queue, flow, sample.at)
+    flow.end_samples()
     return sample
 
 
-def _counters_of(queue: Queue) -> tuple[int, int, int, int]:
+def _counters_of(queue: Queue, flow: RecentFlow, now: float) -> tuple[int, int, int, int]:
     delivered = acked = 0
     for group in queue.groups.values():
         delivered += int(group.delivered)
-        for cursor in group.cursors:
-            acked += int(cursor.outcome_counts[ACKED])
+        acked += flow.add(group, now)[0]
     return int(queue.depth), int(queue.enqueued), delivered, acked

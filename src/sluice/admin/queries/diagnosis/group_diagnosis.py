@@ -5,9 +5,11 @@ It looks at consumers and cursors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from sluice.admin.broker_facade import BrokerFacade
+from sluice.admin.metrics import RecentFlow
 from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import (
@@ -36,9 +38,11 @@ def group_lag(group: Group) -> int:
     return sum(int(cursor.count_waiting()) + len(cursor.leases) for cursor in group.cursors)
 
 
-def diagnose_group(facade: BrokerFacade, group: Group, include_name: bool) -> list[Finding]:
+def diagnose_group(
+    facade: BrokerFacade, flow: RecentFlow, group: Group, include_name: bool
+) -> list[Finding]:
     """Return what blocks a group, the cause first; empty if its messages are delivered."""
-    found = _find_obstacles(facade, group)
+    found = _find_obstacles(facade, flow, group)
     if not include_name:
         return found
     return [
@@ -49,7 +53,7 @@ def diagnose_group(facade: BrokerFacade, group: Group, include_name: bool) -> li
     ]
 
 
-def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
+def _find_obstacles(facade: BrokerFacade, flow: RecentFlow, group: Group) -> list[Finding]:
     if closed := find_closed_by_policy(group, facade.engine.now):
         return closed
     if not group.consumers:
@@ -61,7 +65,7 @@ def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
     waiting = sum(int(cursor.count_waiting()) for cursor in group.cursors)
     in_flight = int(group.in_flight)
     standby = [*_disconnected(group, serving, now), *_standby(group, serving)]
-    held = _find_held_back(facade, group, waiting, in_flight, now)
+    held = _find_held_back(facade, flow, group, waiting, now)
     blocked = [
         one for one in (find_obstacle(consumer, now) for consumer in serving) if one is not None
     ]
@@ -134,7 +138,7 @@ def _can_make_progress(serving: list[Consumer], now: float) -> bool:
 
 
 def _find_held_back(
-    facade: BrokerFacade, group: Group, waiting: int, in_flight: int, now: float
+    facade: BrokerFacade, flow: RecentFlow, group: Group, waiting: int, now: float
 ) -> list[Finding]:
     """Report delays, retries, keys and partition gates that hold back all undelivered messages."""
     queue = group.queue
@@ -157,13 +161,12 @@ def _find_held_back(
         return []
     found: list[Finding] = []
     if retrying:
-        # Other messages are being processed meanwhile.
-        has_recent_acks = facade.queue_handler.service.collect_counters(queue).rates.acked > 0.0
-        found.append(
-            _retrying(group, retrying, is_fault=not in_flight and not has_recent_acks, now=now)
-        )
+        found.append(_retrying(group, retrying, now))
     if parked > gated:
         found += _blocked_by_key(group, now)
+    if group.in_flight or flow.has_acked(group, now):
+        # Other messages are being processed meanwhile.
+        found = [replace(one, is_fault=False) for one in found]
     if gated:
         found.append(
             Finding(
@@ -197,7 +200,7 @@ def _count_delayed(cursor: Cursor) -> int:
     )
 
 
-def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -> Finding:
+def _retrying(group: Group, retrying: list[Lease], now: float) -> Finding:
     first = min(retrying, key=lambda lease: lease.retry_at)
     last = max(retrying, key=lambda lease: lease.last_delivered_at)
     last_failure = f"; the last failure: {last.description}" if last.description else ""
@@ -207,7 +210,6 @@ def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -
         f" retry, {'until' if len(retrying) == 1 else 'the first until'}"
         f" {phrases.format_time(first.retry_at, now)}{last_failure}",
         phrases.explain_command(lease_message_id(last), group.queue.name),
-        is_fault,
     )
 
 

@@ -4,13 +4,18 @@ The order of the checks is the order of the findings. A message must exist, a gr
 the group must have a consumer, the consumer must be able to take it, and the message must be
 deliverable. The first check that fails is the cause; its consequences are not reported. Each
 finding has a stable code.
+
+Whether dead letters and retries are faults depends on what the group has settled in the last
+minutes, so that the verdict on a healthy queue does not change from one moment to the next.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
+from sluice.admin.metrics import RecentFlow
 from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding
 from sluice.admin.queries.dead_letter_operations import DeadLetterScan, dead_letter_queues_of
 from sluice.admin.queries.diagnosis import phrases
@@ -23,7 +28,7 @@ from sluice.queues.service import QueueCounters
 
 
 async def diagnose(
-    facade: BrokerFacade, queue_index: QueueIndex, name: str, group: str
+    facade: BrokerFacade, queue_index: QueueIndex, flow: RecentFlow, name: str, group: str
 ) -> Diagnosis:
     name = strip_queue_prefix(name)
     queue = facade.engine.queues.get(name)
@@ -37,11 +42,15 @@ async def diagnose(
     elif not queue.groups:
         findings.append(_no_group(queue) if queue.depth else _empty_queue(queue))
     else:
-        findings += _diagnose_groups(facade, queue, chosen)
+        findings += _diagnose_groups(facade, flow, queue, chosen)
     if queue.depth >= queue.rules.max_depth and queue.rules.overflow == REJECT_NEW:
         findings.append(_full(queue))
     dead = await _diagnose_dead_letters(facade, queue, group)
     if dead is not None:
+        judged = queue.groups.values() if chosen is None else (chosen,)
+        dead = replace(
+            dead, is_fault=any(flow.loses_messages(one, facade.engine.now) for one in judged)
+        )
         _insert_dead_letters(findings, dead)
     harmless_codes = ["standby", "dead-letters"]
     if any(int(cursor.count_waiting()) for one in queue.groups.values() for cursor in one.cursors):
@@ -156,7 +165,9 @@ def _flowing(queue: Queue, stats: QueueCounters) -> Finding:
 # ---- groups
 
 
-def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -> list[Finding]:
+def _diagnose_groups(
+    facade: BrokerFacade, flow: RecentFlow, queue: Queue, chosen: Group | None
+) -> list[Finding]:
     """Diagnose one group or all: those with a backlog first, the largest first."""
     groups = (
         [chosen]
@@ -166,7 +177,7 @@ def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -
     findings: list[Finding] = []
     for group in groups:
         if group_lag(group):
-            findings += diagnose_group(facade, group, include_name=len(queue.groups) > 1)
+            findings += diagnose_group(facade, flow, group, include_name=len(queue.groups) > 1)
     if findings or any(group_lag(group) for group in groups):
         return findings
     started_after = [
@@ -252,4 +263,4 @@ def _insert_dead_letters(findings: list[Finding], dead: Finding) -> None:
     ):
         findings.insert(0, dead)
     else:
-        findings.append(Finding(dead.code, dead.what, dead.do, is_fault=False))
+        findings.append(dead)
