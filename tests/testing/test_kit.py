@@ -9,7 +9,10 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from sluice.client import Client
+from sluice.errors import UnknownGroup, UnknownQueue
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
 from tests.support.broker_process import same_build
@@ -75,7 +78,34 @@ async def test_queues_are_configured_by_name_or_pattern() -> None:
         confirm = client.publisher("small/a").send_nowait("2")
         await client.drain()
     assert confirm.reason == 0x97
-    assert (broker.depth("small/a"), broker.depth("large"), broker.depth("none")) == (1, 2, 0)
+    assert (broker.depth("small/a"), broker.depth("large")) == (1, 2)
+
+
+async def test_misspelled_queue_or_group_is_an_error(sluice_broker: VirtualBroker) -> None:
+    await sluice_broker.publish("orders", b"x")
+    for inspect in (sluice_broker.depth, sluice_broker.messages, sluice_broker.dead_letters):
+        with pytest.raises(UnknownQueue, match="oders"):
+            inspect("oders")
+    with pytest.raises(UnknownQueue, match="oders"):
+        sluice_broker.ledger("oders", "w")
+    with pytest.raises(UnknownGroup, match="w"):
+        sluice_broker.ledger("orders", "w")
+
+
+async def test_ledger_is_readable_in_a_failed_assertion(sluice_broker: VirtualBroker) -> None:
+    app = Worker(name="w")
+
+    @app.task("jobs")
+    async def job(payload: dict) -> None:
+        pass
+
+    async with sluice_broker.working(app):
+        await sluice_broker.publish("jobs", {"n": 1})
+        await sluice_broker.settle()
+    assert repr(sluice_broker.ledger("jobs", "w")) == (
+        "Ledger(enqueued=1, waiting=0, delivered=0, retrying=0, acked=1, dead=0, expired=0,"
+        " purged=0)"
+    )
 
 
 async def test_time_stands_still_until_advanced(sluice_broker: VirtualBroker) -> None:

@@ -16,7 +16,6 @@ from sluice.admin.bulk import BulkService
 from sluice.admin.metrics import (
     CounterSample,
     MetricsSnapshot,
-    RecentFlow,
     sample_counters,
     take_snapshot,
 )
@@ -30,6 +29,7 @@ from sluice.admin.model import (
     Redriven,
 )
 from sluice.admin.queries import (
+    RecentFlow,
     StoreStatus,
     client_operations,
     dead_letter_operations,
@@ -121,7 +121,9 @@ class AdminService:
 
     async def sample_counters(self, max_queues: int) -> CounterSample:
         """Return the counters that charts are drawn from, of at most `max_queues` queues."""
-        return await sample_counters(self._facade, self._flow, max_queues)
+        sample = await sample_counters(self._facade, self._flow.add, max_queues)
+        self._flow.end_samples()
+        return sample
 
     # ---- queues
 

@@ -19,8 +19,9 @@ from sluice.broker.net import MemoryTransport, connect_in_memory
 from sluice.broker_core import BrokerCore
 from sluice.client import Client
 from sluice.client.queues import SendOptions
+from sluice.errors import UnknownGroup, UnknownQueue
 from sluice.message import Message, decode_headers
-from sluice.queues.model import Alert, Ledger, Partition, build_ledger, verify
+from sluice.queues.model import Alert, Ledger, Partition, Queue, build_ledger, verify
 from sluice.queues.names import format_message_id
 from sluice.queues.service import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
@@ -197,8 +198,7 @@ class VirtualBroker:
     def messages(self, queue: str) -> list[StoredMessage]:
         """Return the messages of a queue that not every group has settled, oldest first."""
         found: list[tuple[int, StoredMessage]] = []
-        stored_queue = self._engine.queues.get(queue)
-        for partition in stored_queue.partitions if stored_queue is not None else []:
+        for partition in self._find_queue(queue).partitions:
             seq = int(partition.first_live(0))
             while seq < partition.next_seq:
                 message = self._read(partition, seq)
@@ -209,16 +209,25 @@ class VirtualBroker:
         return [message for _, message in sorted(found, key=lambda pair: pair[0])]
 
     def dead_letters(self, queue: str) -> list[StoredMessage]:
-        return self.messages(f"dlq/{queue}")
+        name = f"dlq/{self._find_queue(queue).name}"
+        return self.messages(name) if name in self._engine.queues else []
 
     def depth(self, queue: str) -> int:
-        stored_queue = self._engine.queues.get(queue)
-        return 0 if stored_queue is None else int(stored_queue.depth)
+        return int(self._find_queue(queue).depth)
 
     def ledger(self, queue: str, group: str) -> Ledger:
         """Return the ledger of a group: enqueued, waiting, delivered, retrying, acked, dead ..."""
-        stored_queue = self._engine.queues[queue]
+        stored_queue = self._find_queue(queue)
+        if group not in stored_queue.groups:
+            raise UnknownGroup(queue, group)
         return build_ledger(stored_queue, stored_queue.groups[group])
+
+    def _find_queue(self, name: str) -> Queue:
+        """Return a queue; an unknown one is probably misspelled in the test."""
+        found = self._engine.queues.get(name)
+        if found is None:
+            raise UnknownQueue(name)
+        return found
 
     def faults(self) -> list[str]:
         """Return inconsistencies in the ledgers: none, unless Sluice has a bug."""

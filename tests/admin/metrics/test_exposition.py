@@ -46,7 +46,10 @@ PROMISED = {
     "mqtt_queue_max_inflight": ("gauge", {"queue"}),
     "mqtt_queue_max_rate": ("gauge", {"queue"}),
     "sluice_messages": ("gauge", set()),
+    "sluice_consumers": ("gauge", set()),
     "sluice_dead_letters": ("gauge", set()),
+    "sluice_messages_inflight": ("gauge", set()),
+    "sluice_messages_retrying": ("gauge", set()),
 }
 
 
@@ -308,6 +311,20 @@ async def test_all_messages_and_all_dead_letters_are_counted() -> None:
     async with live_broker(QUICK) as harness:
         page = await work(harness)
     assert (page.value("sluice_messages"), page.value("sluice_dead_letters")) == (1, 1)
+
+
+async def test_states_of_all_groups_are_summed() -> None:
+    async with live_broker([("jobs", {})]) as harness, harness.client("w-1") as client:
+        worker = Worker(client, "jobs")
+        await worker.join(consumer_group="team")
+        await publish(client, "jobs", b"1")
+        await publish(client, "jobs", b"2")
+        await worker.settle("nack", await worker.next(), delay="1h")
+        await worker.next()
+        page = await scrape(harness)
+    assert page.value("sluice_messages_inflight") == 1
+    assert page.value("sluice_messages_retrying") == 1
+    assert page.value("sluice_consumers") == 1
 
 
 async def test_counters_never_decrease_when_a_group_is_deleted() -> None:

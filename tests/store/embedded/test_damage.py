@@ -387,10 +387,9 @@ def test_interrupted_removal_of_segments_is_completed_at_the_next_start(
 
 
 def test_files_of_other_programs_stay(store_directory: StoreDirectory) -> None:
-    store_directory.directory.mkdir(exist_ok=True)
+    store_directory.fill(ten_frames)
     for name in ("draft.tmp", "notes.txt"):
         store_directory.path(name).write_bytes(b"x")
-    store_directory.fill(ten_frames)
     store_directory.fill(ten_frames)
     assert store_directory.path("draft.tmp").exists() and store_directory.path("notes.txt").exists()
 

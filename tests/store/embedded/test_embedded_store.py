@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.errors import StoreFailed, StoreLocked, StoreNotOpened
+from sluice.errors import StoreError, StoreFailed, StoreLocked, StoreNotOpened
 from sluice.store.embedded import EmbeddedStore, FileSystem
 from sluice.store.embedded.reader import WINDOW_BYTES
 from sluice.store.memory import MemoryStore
@@ -60,6 +60,21 @@ def test_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Use a directory"):
         StoreUnderTest(tmp_path / "store").open()
+
+
+def test_directory_with_files_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hi")
+    with pytest.raises(StoreError, match=r"not a store and not empty: it has 'notes.txt'"):
+        StoreUnderTest(tmp_path).open()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["lost+found", ".nfs0001", "lock"])
+def test_new_store_may_begin_beside_a_file_of_the_system(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    store = StoreUnderTest(tmp_path)
+    store.open()
+    store.store.close()
 
 
 def test_files_are_readable_only_by_their_owner(embedded: StoreUnderTest) -> None:

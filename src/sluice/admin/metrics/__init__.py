@@ -3,12 +3,10 @@
 from sluice.admin.metrics.counter_sampling import CounterSample, sample_counters
 from sluice.admin.metrics.exposition import render_exposition
 from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
-from sluice.admin.metrics.recent_flow import RecentFlow
 
 __all__ = [
     "CounterSample",
     "MetricsSnapshot",
-    "RecentFlow",
     "render_exposition",
     "sample_counters",
     "take_snapshot",

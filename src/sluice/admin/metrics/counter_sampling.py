@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
-from sluice.admin.metrics.recent_flow import RecentFlow
-from sluice.queues.model import Queue
+from sluice.queues.model import Group, Queue
+
+CountAcked = Callable[[Group, float], int]
 
 
 @dataclass(slots=True)
@@ -19,8 +21,13 @@ class CounterSample:
     queues: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
 
-async def sample_counters(facade: BrokerFacade, flow: RecentFlow, max_queues: int) -> CounterSample:
-    """Return the counters of at most `max_queues` queues, those that were created first."""
+async def sample_counters(
+    facade: BrokerFacade, count_acked: CountAcked, max_queues: int
+) -> CounterSample:
+    """Return the counters of at most `max_queues` queues, those that were created first.
+
+    `count_acked` returns what a group has acknowledged; it is also told the time.
+    """
     counters = facade.broker.counters
     sample = CounterSample(
         facade.sync_clock(), int(counters.publishes_received), int(counters.publishes_sent)
@@ -28,14 +35,13 @@ async def sample_counters(facade: BrokerFacade, flow: RecentFlow, max_queues: in
     for nth, (name, queue) in enumerate(list(facade.engine.queues.items())[:max_queues]):
         if nth % BATCH_SIZE == BATCH_SIZE - 1:
             await facade.yield_to_loop()
-        sample.queues[name] = _counters_of(queue, flow, sample.at)
-    flow.end_samples()
+        sample.queues[name] = _counters_of(queue, count_acked, sample.at)
     return sample
 
 
-def _counters_of(queue: Queue, flow: RecentFlow, now: float) -> tuple[int, int, int, int]:
+def _counters_of(queue: Queue, count_acked: CountAcked, now: float) -> tuple[int, int, int, int]:
     delivered = acked = 0
     for group in queue.groups.values():
         delivered += int(group.delivered)
-        acked += flow.add(group, now)[0]
+        acked += count_acked(group, now)
     return int(queue.depth), int(queue.enqueued), delivered, acked

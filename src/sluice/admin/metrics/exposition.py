@@ -369,6 +369,21 @@ def _info_lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
             sum(one.depth for one in snapshot.queues if one.is_dead_letter_queue),
         ),
         (
+            "sluice_messages_inflight",
+            "Deliveries of all groups that are not settled.",
+            _sum_of_groups(snapshot, lambda one: one.delivered),
+        ),
+        (
+            "sluice_messages_retrying",
+            "Messages of all groups that wait for a retry.",
+            _sum_of_groups(snapshot, lambda one: one.retrying),
+        ),
+        (
+            "sluice_consumers",
+            "Members of all groups.",
+            _sum_of_groups(snapshot, lambda one: one.consumers),
+        ),
+        (
             "sluice_store_segments",
             "Segments of the log in the store.",
             len(snapshot.segments),
@@ -466,6 +481,10 @@ def _store_lines(store: model.Store) -> Iterator[str]:
         for label, queue in labelled:
             for group in queue.groups:
                 yield f'{name}{label},group="{escape_label(group.name)}"}} {value_of(group)}\n'
+
+
+def _sum_of_groups(snapshot: MetricsSnapshot, value_of: Callable[[GroupMetrics], int]) -> int:
+    return sum(value_of(group) for queue in snapshot.queues for group in queue.groups)
 
 
 def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from sluice.admin.queries import (
 )
 from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
+from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.admin.queries.offline_verification import verify_store
 from sluice.admin.queries.store_status import LossTracker, StoreStatus
 from sluice.admin.queries.view_builders import QueueIndex, build_caller, build_cluster
@@ -18,6 +19,7 @@ __all__ = [
     "MAX_EXAMINED",
     "LossTracker",
     "QueueIndex",
+    "RecentFlow",
     "StoreStatus",
     "build_caller",
     "build_cluster",

@@ -265,7 +265,7 @@ def _note_capped_backoff(cli: CommandContext, config: Mapping[str, Any]) -> None
     initial, largest = policy.get("initial_backoff"), policy.get("max_backoff")
     if initial and largest and parse_duration(initial) > parse_duration(largest):
         cli.out.note(
-            f"retry_policy.max_backoff caps every backoff at {largest},"
+            f"Note: retry_policy.max_backoff caps every backoff at {largest},"
             f" so initial_backoff={initial} has no effect"
         )
 

@@ -44,6 +44,13 @@ class Ledger:
         self.purged += cursor.outcome_counts[PURGED]
         self.cancelled += cursor.outcome_counts[CANCELLED]
 
+    def __repr__(self) -> str:
+        return (
+            f"Ledger(enqueued={self.enqueued}, waiting={self.waiting}, delivered={self.delivered},"
+            f" retrying={self.retrying}, acked={self.acked}, dead={self.dead},"
+            f" expired={self.expired}, purged={self.purged})"
+        )
+
     def balance(self) -> int:
         """Return the number of unaccounted messages: 0 if the ledger adds up."""
         settled = self.acked + self.dead + self.expired + self.purged + self.cancelled

@@ -43,6 +43,7 @@ class DirectoryListing:
         self.snapshots: list[str] = []  # oldest first
         self.indexes: list[int] = []
         self.temporary: list[str] = []
+        self.foreign: list[str] = []  # no store writes these; hidden files do not count
         self.has_layout = LAYOUT_FILE in names
         for name in sorted(names):
             stem, _, ending = name.rpartition(".")
@@ -55,6 +56,8 @@ class DirectoryListing:
                 self.indexes.append(int(stem))
             elif ending == "state":
                 self.snapshots.append(name)
+            elif not name.startswith(".") and name not in (LAYOUT_FILE, LOCK_FILE, "lost+found"):
+                self.foreign.append(name)
         self.segments.sort()
 
     @property

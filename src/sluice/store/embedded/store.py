@@ -100,6 +100,7 @@ class EmbeddedStore:
                 self._lock_fd = self._files.lock_to_read(f"{self._directory}/{LOCK_FILE}")
             else:
                 self._files.make_directory(self._directory)
+                self._check_not_foreign()
                 self._lock_fd = self._files.lock(f"{self._directory}/{LOCK_FILE}")
             self._files.fill_reserve()
             return self._recover(loader)
@@ -115,6 +116,15 @@ class EmbeddedStore:
             raise StoreError(
                 f"there is no store in {self._directory}",
                 "Give the directory that sluice serve --data uses",
+            )
+
+    def _check_not_foreign(self) -> None:
+        """Refuse to begin a store among the files of others, such as a home directory."""
+        found = DirectoryListing(self._files.list_names(self._directory))
+        if found.foreign and not found.is_store:
+            raise StoreError(
+                f"{self._directory} is not a store and not empty: it has {found.foreign[0]!r}",
+                "Give a new or empty directory; nothing was written",
             )
 
     def _recover(self, loader: RecoveryLoader) -> RecoveryReport:

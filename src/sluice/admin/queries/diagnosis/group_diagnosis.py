@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from sluice.admin.broker_facade import BrokerFacade
-from sluice.admin.metrics import RecentFlow
 from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import (
@@ -19,6 +18,7 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     lease_message_id,
 )
 from sluice.admin.queries.diagnosis.policy_findings import find_closed_by_policy
+from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.queues.model import (
     ANY_ORDER,
     LEASED,

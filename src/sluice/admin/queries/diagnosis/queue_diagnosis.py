@@ -15,12 +15,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
-from sluice.admin.metrics import RecentFlow
 from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding
 from sluice.admin.queries.dead_letter_operations import DeadLetterScan, dead_letter_queues_of
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group, group_lag
 from sluice.admin.queries.diagnosis.policy_findings import find_queue_pause
+from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.admin.queries.view_builders import QueueIndex
 from sluice.message import decode_headers
 from sluice.queues.model import REJECT_NEW, Group, Queue

@@ -64,8 +64,8 @@ class RecentFlow:
         self._seen: dict[int, _GroupFlow] = {}
         self._has_samples = False
 
-    def add(self, group: Group, now: float) -> tuple[int, int]:
-        """Add a sample of a group; return what it has acknowledged and dead-lettered."""
+    def add(self, group: Group, now: float) -> int:
+        """Add a sample of a group; return how many messages it has acknowledged."""
         acked, dead = count_settled(group)
         gid = int(group.gid)
         flow = self._groups.get(gid)
@@ -74,7 +74,7 @@ class RecentFlow:
             flow = _GroupFlow((now, 0, 0) if self._has_samples else (now, acked, dead))
         flow.add(now, acked, dead)
         self._seen[gid] = flow
-        return acked, dead
+        return acked
 
     def end_samples(self) -> None:
         """Forget the groups that were not sampled this time: they are deleted."""
