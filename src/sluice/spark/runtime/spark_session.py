@@ -23,6 +23,7 @@ LOOPBACK: Final = "127.0.0.1"
 # it, so netty would request each such buffer from the system, page by page. Chunks of 16 MiB are
 # pooled and reused.
 NETTY_CHUNK_OPTION: Final = "-Dio.netty.allocator.maxOrder=11"
+REMOTE_PREFIX: Final = "sc://"
 HEARTBEAT_TIMEOUT_SETTING: Final = "spark.storage.blockManagerHeartbeatTimeoutMs"
 HEARTBEAT_TIMEOUT_MILLISECONDS: Final = 30 * 86_400_000
 # Set by spark-submit, which started this process; Java is already running.
@@ -50,6 +51,7 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
     A thread that writes to a queue, or starts a stream into one, must call this first: Java finds
     Python sources by the session of the thread, and a new thread has none.
 
+    A master such as sc://host:15002 is a server of Spark Connect, where Sluice must be installed.
     `settings` are Spark's own: `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the
     master comes from spark-submit.
     """
@@ -57,6 +59,8 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         from pyspark.sql import SparkSession
     except ImportError:
         raise InvalidOption("pyspark is not installed", "pip install 'sluice[spark]'") from None
+    if master.startswith(REMOTE_PREFIX):
+        return _connect(app, master, settings)
     # The default of the executors is the first python3 on the PATH, which may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -79,6 +83,24 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         return _activate(preset_stream_variables(builder.getOrCreate()))
     with spark_home_without_zip():
         return preset_stream_variables(builder.getOrCreate())
+
+
+def _connect(app: str, url: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session on a server of Spark Connect, which runs Java."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app).remote(url)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except (ImportError, PySparkException) as fault:
+        raise InvalidOption(
+            f"master is {url}, and that does not work: {fault}",
+            "Install what Spark Connect needs: pip install 'pyspark[connect]'; then see whether the"
+            " server runs there. A running session of Java in this process must be stopped first",
+        ) from None
 
 
 def _activate(spark: SparkSession) -> SparkSession:
