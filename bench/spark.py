@@ -2,6 +2,8 @@
 
     python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 12]
     python bench/spark.py --partitions 1     a queue of one partition, read by two tasks
+    python bench/spark.py --tasks 200        with the option minPartitions
+    python bench/spark.py --only-columns     count() and one column, without the slow tuples
     python bench/spark.py --harness HARNESS  and streaming, against the rate of MQTT publishes
 
 One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores, `noop` as
@@ -38,7 +40,12 @@ from sluice.spark import BulkClient, Endpoint, session
 from sluice.spark.source.batch_reader import BatchReader
 from sluice.spark.source.data_source import SluiceSource
 
-QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, the default of queues
+QUEUES = {10: "wide/rows", 1: "bulk/rows", 200: "many/rows"}  # ten: the default of queues
+MANY = """
+[[queues.templates]]
+match = "many/#"
+config = { partitions = 200, limits = { max_queue_depth = 20000000 } }
+"""
 ENQUEUED = "bench/enqueued"
 BATCH_ROWS = 20_000
 TRIGGER_ROWS = 100_000
@@ -129,12 +136,18 @@ class Stopwatch:
     def __init__(self, broker: int) -> None:
         self._roots = [os.getpid(), broker]
 
-    def read(self, frame: DataFrame) -> tuple[float, float, Counter[str]]:
+    def run(
+        self, frame: DataFrame, action: Callable[[DataFrame], object]
+    ) -> tuple[float, float, Counter[str]]:
         before, began = cpu_seconds(self._roots), time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
+        action(frame)
         took, spent = time.perf_counter() - began, cpu_seconds(self._roots)
         spent.subtract(before)
         return took, spent.total(), spent
+
+
+def read_all(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def batch_reads(
@@ -145,22 +158,37 @@ def batch_reads(
     rounds: int,
     warm: int,
     watch: Stopwatch,
+    only_columns: bool,
 ) -> None:
     table = f"{folder}/table"
     spark.dataSource.register(TupleSource)
     spark.read.format("sluice").options(**options).load().write.parquet(table)
-    ways: dict[str, Callable[[], DataFrame]] = {
-        "sluice": lambda: spark.read.format("sluice").options(**options).load(),
-        "parquet": lambda: spark.read.parquet(table),
-        "tuples": lambda: spark.read.format("sluice_tuples").options(**options).load(),
+
+    def load(**more: str) -> DataFrame:
+        return spark.read.format("sluice").options(**options, **more).load()
+
+    # The frame is made outside of the measurement, except for what Spark does lazily.
+    ways: dict[str, tuple[Callable[[], DataFrame], Callable[[DataFrame], object]]] = {
+        "sluice": (load, read_all),
+        "parquet": (lambda: spark.read.parquet(table), read_all),
+        "sluice count": (lambda: load(columns="partition"), DataFrame.count),
+        "parquet count": (lambda: spark.read.parquet(table), DataFrame.count),
+        "sluice key": (lambda: load(columns="key"), read_all),
+        "parquet key": (lambda: spark.read.parquet(table).select("key"), read_all),
     }
+    pairs = [("sluice", "parquet"), ("sluice count", "parquet count")]
+    pairs.append(("sluice key", "parquet key"))
+    if not only_columns:
+        tuples = spark.read.format("sluice_tuples").options(**options)
+        ways["tuples"] = (lambda: tuples.load(), read_all)
+        pairs.append(("sluice", "tuples"))
     for _ in range(warm):
-        for way in ways.values():
-            watch.read(way())
+        for make, action in ways.values():
+            watch.run(make(), action)
     took: dict[str, list[tuple[float, float, Counter[str]]]] = {name: [] for name in ways}
     for nth in range(rounds):
-        for name, way in ways.items():
-            took[name].append(watch.read(way()))
+        for name, (make, action) in ways.items():
+            took[name].append(watch.run(make(), action))
         args = [
             f"{name} {rows / took[name][-1][0]:,.0f} rows/s, {took[name][-1][1]:.2f} CPU-s"
             for name in ways
@@ -173,13 +201,16 @@ def batch_reads(
     for which, unit in ((0, "second"), (1, "CPU second")):
         for name in ways:
             print(
-                f"{name}: {rows / statistics.median(one[which] for one in took[name]):,.0f}"
+                f"{name}: {rows / (statistics.median(one[which] for one in took[name]) or 1):,.0f}"
                 f" rows per {unit}"
             )
-        for other in ("parquet", "tuples"):
-            pairs = zip(took["sluice"], took[other], strict=True)
-            ratio = statistics.median(theirs[which] / ours[which] for ours, theirs in pairs)
-            print(f"sluice to {other}, rows per {unit}: ratio {ratio:.2f}")
+        for one, other in pairs:
+            rounds_of_both = zip(took[one], took[other], strict=True)
+            ratio = statistics.median(
+                theirs[which] / ours[which] if ours[which] else 0.0
+                for ours, theirs in rounds_of_both
+            )
+            print(f"{one} to {other}, rows per {unit}: ratio {ratio:.2f}")
 
 
 def enqueue(harness: str, facts: dict[str, str], rows: int, size: int) -> float:
@@ -253,10 +284,12 @@ def main() -> None:
         help="reads before the first that counts: Java compiles meanwhile",
     )
     parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
+    parser.add_argument("--tasks", type=int, default=0, help="minPartitions")
+    parser.add_argument("--only-columns", action="store_true", help="without tuples and streams")
     parser.add_argument("--harness", default="", help="folder of the load harness")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        broker, facts = start_broker(folder, config=CONFIG)
+        broker, facts = start_broker(folder, config=CONFIG + MANY)
         try:
             url = f"http://{facts['http']}"
             queue = QUEUES[args.partitions]
@@ -271,11 +304,15 @@ def main() -> None:
                 },
             )
             options = {"url": url, "subscribe": queue}
-            if args.partitions == 1:
-                options["minPartitions"] = "2"
+            if args.partitions == 1 or args.tasks:
+                options["minPartitions"] = str(args.tasks or 2)
+            watch = Stopwatch(broker.pid)
             batch_reads(
-                spark, options, folder, args.rows, args.rounds, args.warm, Stopwatch(broker.pid)
+                *(spark, options, folder, args.rows, args.rounds, args.warm, watch),
+                args.only_columns,
             )
+            if args.only_columns:
+                return
             print(f"stream: {stream(spark, url, folder, queue):,.0f} rows/s")
             if args.harness:
                 rate = enqueue(args.harness, facts, args.rows, args.size)

@@ -44,7 +44,15 @@ def try_version(version: str, wheel: Path, url: str, folder: Path) -> str:
     """Return what a version does: `works`, `refused`, or the error."""
     venv.create(folder, symlinks=True, with_pip=True)
     python = folder / "bin/python"
-    install = [python, "-m", "pip", "install", "--quiet", f"pyspark=={version}", "pyarrow"]
+    install: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        f"pyspark=={version}",
+        "pyarrow",
+    ]
     subprocess.run(install, check=True, capture_output=True)
     install_wheel(folder, wheel)
     try:
