@@ -147,7 +147,7 @@ class Engine:
             ack_rows if ack_rows is not None else RowBudget(),
         )
         self.commands: MessageCommands = MessageCommands(
-            state, self.removal, self.settlement.recent_history
+            state, schedule, self.timers, self.removal, self._appender, self.settlement
         )
         self.id_searches: IdSearches = IdSearches(state.effects, self.codec)
         self._lease_lookup: LeaseLookup = LeaseLookup(

@@ -165,3 +165,173 @@ def test_any_stored_message_is_found_by_the_id_of_its_publisher(
     assert search(engine, b"id-7", b"id-290", b"other") == {b"id-7": 7, b"id-290": 290}
     engine.crash_and_restart()
     assert search(engine, b"id-299") == {b"id-299": 299}
+
+
+# ---- rescheduling
+
+
+def reschedule(engine: EngineUnderTest, message_id: bytes, seconds: float) -> None:
+    """Move a message to `seconds` from now; 0: deliver it now."""
+    commands = engine.engine.commands
+    engine.engine.now = engine.loop.now
+    location = commands.find(engine.engine.get_queue("tasks"), message_id)
+    assert location is not None
+    try:
+        commands.reschedule(location[0], location[1], message_id, engine.loop.now + seconds, "ann")
+    finally:
+        engine.run_until_idle()
+
+
+@pytest.mark.parametrize("restart", ["", "crash", "snapshot"])
+def test_delayed_message_is_moved_and_promoted(engine: EngineUnderTest, restart: str) -> None:
+    engine.group()
+    for name in (b"sooner", b"later", b"now"):
+        engine.publish(name, message_id=name, delay=600.0)
+    reschedule(engine, b"sooner", 60.0)
+    reschedule(engine, b"later", 3600.0)
+    reschedule(engine, b"now", 0.0)
+    if restart == "snapshot":
+        engine.take_snapshot()
+    if restart:
+        engine.crash_and_restart()
+    worker = engine.worker()
+    assert worker.ack_all() == [b"now"]
+    engine.advance(59)
+    assert worker.ack_all() == []
+    engine.advance(2)
+    assert worker.ack_all() == [b"sooner"]
+    engine.advance(minutes=58)
+    assert worker.ack_all() == []
+    engine.advance(minutes=2)
+    assert worker.ack_all() == [b"later"]
+
+
+@pytest.mark.parametrize("restart", ["", "crash", "snapshot"])
+def test_waiting_message_is_delayed_and_its_key_goes_on(
+    engine: EngineUnderTest, restart: str
+) -> None:
+    worker = engine.worker(prefetch=1)
+    for name in (b"held", b"moved", b"next"):
+        engine.publish(name, key=b"k")
+    held = worker.lease()
+    reschedule(engine, generated_id(engine, 1), 60.0)
+    if restart == "snapshot":
+        engine.take_snapshot()
+    if restart:
+        engine.crash_and_restart()
+        worker = engine.worker()
+        held = worker.lease()
+    worker.ack(held)
+    assert worker.ack_all() == [b"next"]
+    engine.advance(61)
+    assert worker.ack_all() == [b"moved"]
+
+
+def test_chosen_message_of_a_paused_group_is_delayed(engine: EngineUnderTest) -> None:
+    worker = engine.worker(prefetch=1)
+    for name in (b"held", b"moved", b"next"):
+        engine.publish(name)
+    held = worker.lease()
+    engine.worker("full-1", prefetch=0)
+    reschedule(engine, generated_id(engine, 1), 60.0)
+    worker.ack(held)
+    assert worker.ack_all() == [b"next"]
+    engine.advance(61)
+    assert worker.ack_all() == [b"moved"]
+
+
+@pytest.mark.parametrize("restart", ["", "crash", "snapshot"])
+def test_failed_message_is_retried_now_or_later(engine: EngineUnderTest, restart: str) -> None:
+    worker = engine.worker()
+    for name in (b"now", b"later"):
+        engine.publish(name, message_id=name)
+        worker.nack(worker.lease(), delay=600.0)
+    reschedule(engine, b"now", 0.0)
+    delivery = worker.lease()
+    assert (delivery.payload, delivery.attempt) == (b"now", 2)
+    worker.ack(delivery)
+    reschedule(engine, b"later", 1800.0)
+    if restart == "snapshot":
+        engine.take_snapshot()
+    if restart:
+        engine.crash_and_restart()
+        worker = engine.worker()
+    engine.advance(1790)
+    assert worker.lease_or_none() is None
+    engine.advance(20)
+    delivery = worker.lease()
+    assert (delivery.payload, delivery.attempt) == (b"later", 2)
+    worker.ack(delivery)
+
+
+def test_retry_that_is_due_is_postponed(engine: EngineUnderTest) -> None:
+    worker = engine.worker(prefetch=1)
+    engine.publish(b"fails", key=b"k", message_id=b"mine")
+    worker.nack(worker.lease(), delay=0.5)
+    engine.publish(b"other")
+    other = worker.lease()
+    engine.advance(1)  # the retry is due, and waits for capacity
+    reschedule(engine, b"mine", 60.0)
+    worker.ack(other)
+    assert worker.lease_or_none() is None
+    engine.advance(61)
+    assert worker.ack_all() == [b"fails"]
+
+
+def test_message_is_rescheduled_before_its_commit(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.send(b"plain")
+    engine.send(b"urgent", priority=5)
+    engine.send(b"delayed", delay=600.0)
+    for seq in range(3):
+        reschedule_in_turn(engine, seq, 30.0 * (seq + 1))
+    reschedule_in_turn(engine, 2, 0.0)
+    engine.run_until_idle()
+    assert worker.ack_all() == [b"delayed"]
+    engine.advance(31)
+    assert worker.ack_all() == [b"plain"]
+    engine.advance(31)
+    assert worker.ack_all() == [b"urgent"]
+
+
+def reschedule_in_turn(engine: EngineUnderTest, seq: int, seconds: float) -> None:
+    partition = engine.engine.get_queue("tasks").partitions[0]
+    name = generated_id(engine, seq)
+    engine.engine.commands.reschedule(partition, seq, name, engine.loop.now + seconds, "ann")
+
+
+def test_message_lives_its_time_from_the_new_due_time_on(make_engine: MakeEngine) -> None:
+    engine = make_engine(message_ttl=60.0)
+    engine.group()
+    engine.publish(b"a", message_id=b"a", delay=10.0)
+    reschedule(engine, b"a", 600.0)
+    engine.crash_and_restart()
+    engine.advance(650)
+    assert engine.worker().ack_all() == [b"a"]
+    engine.publish(b"b", message_id=b"b", delay=10.0)
+    reschedule(engine, b"b", 600.0)
+    engine.advance(700)
+    assert engine.ledger().expired == 1
+
+
+def test_time_after_the_end_of_a_message_is_refused(make_engine: MakeEngine) -> None:
+    engine = make_engine(message_ttl=0.0, total_timeout=100.0)
+    worker = engine.worker()
+    engine.publish(b"a", message_id=b"a", delay=10.0, ttl=60.0)
+    with pytest.raises(InvalidQueueConfig, match="expires at"):
+        reschedule(engine, b"a", 600.0)
+    engine.publish(b"b", message_id=b"b")
+    worker.nack(worker.lease(), delay=50.0)
+    with pytest.raises(InvalidQueueConfig, match="total_timeout"):
+        reschedule(engine, b"b", 600.0)
+    engine.advance(51)
+    assert sorted(worker.ack_all()) == [b"a", b"b"], "nothing changed"
+
+
+def test_message_is_rescheduled_for_groups_that_start_later(engine: EngineUnderTest) -> None:
+    engine.publish(b"a")
+    reschedule(engine, generated_id(engine, 0), 60.0)
+    worker = engine.worker()
+    assert worker.lease_or_none() is None
+    engine.advance(61)
+    assert worker.ack_all() == [b"a"]

@@ -4,7 +4,12 @@ Each class is one part of the engine, which wires them.
 """
 
 from sluice.queues.flow.appender import Appender
-from sluice.queues.flow.commands import IdSearches, MessageCommands
+from sluice.queues.flow.commands import (
+    IdSearches,
+    MessageCommands,
+    load_rescheduled,
+    write_rescheduled,
+)
 from sluice.queues.flow.dead_letters import (
     UNACCEPTABLE,
     DeadLetters,
@@ -63,6 +68,7 @@ __all__ = [
     "format_iso_time",
     "free_length",
     "load_admission",
+    "load_rescheduled",
     "read_pause",
     "same_reason",
     "store_released",
@@ -71,5 +77,6 @@ __all__ = [
     "write_admission",
     "write_gates",
     "write_pause",
+    "write_rescheduled",
     "write_retry",
 ]

@@ -128,6 +128,10 @@ class Appender:
 
     # ---- frames
 
+    def admit_after_commit(self, partition: Partition, seq: i64) -> None:
+        """Admit a message that a command has rescheduled before its frame is committed."""
+        self._out_of_order.append((partition, int(seq), 0.0))
+
     def on_frame_closed(self) -> None:
         self._out_of_order_committing = self._out_of_order
         self._out_of_order = []
@@ -145,6 +149,8 @@ class Appender:
         """Admit a message to out-of-order delivery: it has a delay (`due_at`) or a priority."""
         if not partition.holds(seq):
             return
+        if partition.rescheduled:
+            due_at = float(partition.rescheduled.get(seq, int(due_at * 1000.0))) / 1000.0
         if due_at > self._state.now:
             self._timers.schedule_delayed(partition, seq, due_at)
         else:

@@ -82,7 +82,12 @@ class Timers:
     def pop_delayed(self) -> tuple[Partition, int] | None:
         """Return partition and sequence of a message whose delay is over."""
         while self._delays and self._delays[0][0] <= self._state.now:
-            _, _, partition, seq = heapq.heappop(self._delays)
+            due_at, _, partition, seq = heapq.heappop(self._delays)
+            if seq not in partition.delayed_seqs:
+                continue  # a command ended the delay
+            if partition.rescheduled and partition.rescheduled.get(seq, -1) >= 0:
+                if partition.rescheduled[seq] > int(due_at * 1000.0 + 0.5):
+                    continue  # a command moved it, and added an entry
             partition.delayed_seqs.discard(seq)
             if partition.holds(seq):
                 return partition, seq

@@ -38,6 +38,7 @@ BULK_PROGRESS: Final = 13
 TOKEN_SECRET: Final = 14  # the secret from which delivery tokens are derived
 QUEUE_PAUSED: Final = 16  # qid, then the pause: time (0: resumed), operator, reason
 GROUP_ADMISSION: Final = 17  # gid, pause as above, when its breaker opened (0: closed)
+RESCHEDULED: Final = 18  # pid, seq, new due time, new expiry in seconds (0: never)
 
 # ---- broker state
 

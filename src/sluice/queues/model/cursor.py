@@ -325,9 +325,7 @@ class Cursor(NoteSource):
         self._gated = _NO_GATED
         for sequences in gated.values():
             self._parked_count -= len(sequences)
-            live_seqs = [
-                seq for seq in sequences if self.partition.holds(seq) and not self.is_settled(seq)
-            ]
+            live_seqs = [seq for seq in sequences if self._is_deliverable(seq)]
             for rank in sorted([_rank(seq, self.partition.priority(seq)) for seq in live_seqs]):
                 seq: i64 = i64(rank) & SEQUENCE_MASK
                 self.admit_out_of_order(seq, self.partition.priority(seq))
@@ -369,13 +367,25 @@ class Cursor(NoteSource):
                 if rank < 0:
                     break
                 seq: i64 = rank & SEQUENCE_MASK
-                if self.partition.holds(seq) and not self.is_settled(seq):
+                if self._is_deliverable(seq):
                     self._push_ready(seq, key_hash, int(rank))
                     active += 1
         if active > 0:
             self._active_by_key[boxed_key] = active
         elif active == 0:
             del self._active_by_key[boxed_key]
+
+    def _is_deliverable(self, seq: i64) -> bool:
+        """Return whether a parked message is still to be delivered when its turn comes.
+
+        One that a command has delayed meanwhile is admitted again when it is due.
+        """
+        partition = self.partition
+        return (
+            partition.holds(seq)
+            and not self.is_settled(seq)
+            and not (partition.rescheduled and int(seq) in partition.delayed_seqs)
+        )
 
     def _pop_parked(self, boxed_key: object) -> i64:
         """Remove and return the first parked message of a key as a rank; -1 if there is none."""

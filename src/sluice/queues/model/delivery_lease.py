@@ -41,6 +41,7 @@ FAIL: Final = 0x10 | WAITING
 REJECT: Final = 0x20 | WAITING
 TIME_OUT: Final = 0x30 | WAITING
 RECOVER: Final = 0x40 | WAITING
+POSTPONE: Final = 0x50 | WAITING
 DUE: Final = 0x10 | READY
 RELEASE: Final = 0x20 | READY
 SETTLE: Final = 0x10 | SETTLED
@@ -55,6 +56,7 @@ EVENT_MEANINGS: Final = {
     REJECT: "rejected, or failed for the last time: becomes a dead letter",
     TIME_OUT: "chosen after `total_timeout`: becomes a dead letter",
     RECOVER: "read from the log: it failed before the restart",
+    POSTPONE: "rescheduled by a command",
     DUE: "the backoff is over",
     RELEASE: "released after earlier failures",
     SETTLE: "acknowledged (late acks count), dead-lettered, expired, purged or replaced",
@@ -68,6 +70,7 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (READY, RECLAIM): LEASED,
     (READY, TIME_OUT): WAITING,
     (READY, RECOVER): WAITING,
+    (READY, POSTPONE): WAITING,
     (READY, SETTLE): SETTLED,
     (READY, REVOKE): SETTLED,
     (READY, READ_BODY): DEAD_LETTERING,
@@ -79,6 +82,7 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (LEASED, REVOKE): SETTLED,
     (WAITING, RECLAIM): LEASED,
     (WAITING, RECOVER): WAITING,
+    (WAITING, POSTPONE): WAITING,
     (WAITING, DUE): READY,
     (WAITING, SETTLE): SETTLED,
     (WAITING, REVOKE): SETTLED,

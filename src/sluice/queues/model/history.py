@@ -37,6 +37,7 @@ EXPIRED: Final = "expired"
 REDRIVEN: Final = "redriven"
 ACKED: Final = "acked"
 CANCELLED: Final = "cancelled"
+RESCHEDULED: Final = "rescheduled"
 
 
 class HistoryEvent:

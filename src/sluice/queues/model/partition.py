@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from librt.vecs import append
-from mypy_extensions import i16, i64
+from mypy_extensions import i16, i32, i64, u8
 
 from sluice.message import DELAYED, PRIORITY_MASK, TOMBSTONE, Message
 from sluice.queues.log import LoggedPartition
@@ -66,6 +66,9 @@ class Partition(LoggedPartition):
         self.delayed_seqs: set[int] = NO_DELAYED  # messages that are not due yet
         # When stored messages with a delay were due, in milliseconds since 1970.
         self.due_times_ms: dict[int, int] = NO_DUE_TIMES
+        # When messages are due after a command moved them, in milliseconds since 1970. Entries of
+        # deleted messages stay until the next snapshot.
+        self.rescheduled: dict[int, int] = NO_DUE_TIMES
         # A message with a delay may be stored, even if its delay is over.
         self.has_delayed: bool = False
         # When the next search for expired messages is due, in seconds; 0: not scheduled.
@@ -194,6 +197,26 @@ class Partition(LoggedPartition):
         if self.delayed_seqs is NO_DELAYED:
             self.delayed_seqs = set()
         self.delayed_seqs.add(int(seq))
+
+    def reschedule(self, seq: i64, due_ms: i64, expires: i64) -> None:
+        """Set another due time and expiry (in seconds; 0: never). The record keeps its own."""
+        if self.rescheduled is NO_DUE_TIMES:
+            self.rescheduled = {}
+        self.rescheduled[int(seq)] = int(due_ms)
+        block = self.find_block(seq)
+        if block is not None:
+            at = block.index_of(seq)
+            block.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
+            if expires and (block.min_expiry == 0 or expires < block.min_expiry):
+                block.min_expiry = expires
+
+    def mark_delayed(self, seq: i64) -> None:
+        """Let the scan skip a message: it is delivered when it is due."""
+        self.has_delayed = True
+        block = self.find_block(seq)
+        if block is not None:
+            at = block.index_of(seq)
+            block.flags[at] = u8(i64(block.flags[at]) | DELAYED)
 
     # ---- adding and removing
 

@@ -16,7 +16,7 @@ from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
 from sluice.queues.bulk import load_acknowledged
 from sluice.queues.engine import Engine
-from sluice.queues.flow import load_admission, read_pause
+from sluice.queues.flow import load_admission, load_rescheduled, read_pause
 from sluice.queues.log import FIRST_OWNER_PID, FIRST_STATE_PID, NoteReader, notes
 from sluice.queues.model import (
     SEQUENCE_BITS,
@@ -166,10 +166,11 @@ class EngineLoader:
                     engine.timers.schedule_expiry(partition, earliest_expiry)
                 engine.timers.schedule_retention(partition)
         for partition, seq, due in self._delayed_messages:
-            if due > engine.now and partition.holds(seq):
-                engine.timers.schedule_delayed(partition, seq, due)
-            elif partition.holds(seq):
-                partition.end_delay(seq, due)
+            if seq not in partition.rescheduled:
+                self._restore_delay(partition, seq, due)
+        for partition in engine.partitions.values():
+            for seq, due_ms in partition.rescheduled.items():
+                self._restore_delay(partition, seq, float(due_ms) / 1000.0)
         for queue in engine.queues.values():
             for group in queue.groups.values():
                 for cursor in group.cursors:
@@ -180,6 +181,15 @@ class EngineLoader:
                     cursor.rebuild()
         engine.control.finish_recovery()
         engine.exclusive.finish_recovery(engine.now)
+
+    def _restore_delay(self, partition: Partition, seq: int, due_at: float) -> None:
+        if not partition.holds(seq):
+            return
+        if due_at > self._engine.now:
+            partition.mark_delayed(seq)
+            self._engine.timers.schedule_delayed(partition, seq, due_at)
+        elif partition.flags(seq) & DELAYED:
+            partition.end_delay(seq, due_at)
 
     # ---- messages
 
@@ -341,6 +351,8 @@ class EngineLoader:
             group = engine.groups.get(int(note.read_int()))
             if group is not None:
                 load_admission(note, group.admission)
+        elif kind == notes.RESCHEDULED:
+            load_rescheduled(note, engine.partitions)
         else:
             self._apply_lifecycle(note)
 

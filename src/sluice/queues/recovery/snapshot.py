@@ -23,6 +23,7 @@ from sluice.queues.flow import (
     write_admission,
     write_gates,
     write_pause,
+    write_rescheduled,
     write_retry,
 )
 from sluice.queues.log import OUTCOMES, NoteReader, NoteWriter
@@ -135,6 +136,7 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
         out.write_int(seq)
         out.write_int(gid)
     partition.write_delayed_arrivals(out)
+    write_rescheduled(out, partition)
 
 
 def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
@@ -277,6 +279,10 @@ class SnapshotReader:
             seq = int(note.read_int())
             live.arrivals_ms[seq] = int(note.read_int())
         partition.has_delayed = bool(live.arrivals_ms)
+        for _ in range(note.read_int() if note.kind >= COMMANDS_SINCE else 0):
+            seq = int(note.read_int())
+            due_ms = note.read_int()
+            live.rescheduled[seq] = (int(due_ms), int(note.read_int()))
         queue.partitions.append(partition)
         self._engine.partitions[int(partition.pid)] = partition
         self._live[int(partition.pid)] = live
@@ -317,6 +323,11 @@ class SnapshotReader:
         return 0 if live is None else live.arrivals_ms.get(int(seq), 0)
 
     def finish_rows(self) -> None:
+        for pid, live in self._live.items():
+            partition = self._engine.partitions.get(pid)
+            for seq, (due_ms, expires) in live.rescheduled.items():
+                if partition is not None and partition.holds(seq):
+                    partition.reschedule(seq, due_ms, expires)
         self._live = {}
 
 
@@ -330,6 +341,8 @@ class LiveSequences:
         self._gap_ends: list[int] = []
         # Arrivals of delayed messages, in milliseconds since 1970.
         self.arrivals_ms: dict[int, int] = {}
+        # New due times, in milliseconds since 1970, and expiries of messages that were moved.
+        self.rescheduled: dict[int, tuple[int, int]] = {}
 
     def add_gap(self, start: i64, count: i64) -> None:
         self._gap_starts.append(int(start))

@@ -184,6 +184,8 @@ class Dispatch:
                         self._body_reads.request_for_delivery(cursor, seq)
                     return False
             if message.expires and float(message.expires) <= self._state.now:
+                message.expires = partition.expires(seq)  # a command may have moved it
+            if message.expires and float(message.expires) <= self._state.now:
                 cursor.requeue(seq, partition.priority(seq), cursor.key_hash_of(seq))
                 self._retention.expire_message(partition, seq, message)
                 continue

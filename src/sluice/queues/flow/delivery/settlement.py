@@ -32,6 +32,7 @@ from sluice.queues.model import (
     FAIL,
     FORGET,
     LEASED,
+    POSTPONE,
     READ_BODY,
     READY,
     REJECT,
@@ -294,6 +295,21 @@ class Settlement:
             self.dead_letter(lease, "timeout", lease.description, True)
         elif lease.state == WAITING:
             self._make_ready(lease, DUE)
+
+    def reschedule_retry(self, lease: Lease, due_at: float) -> None:
+        """Retry a failed message at another time, or at once. No consumer holds it."""
+        if lease.state != WAITING and lease.state != READY:
+            return  # its dead letter is being written
+        if due_at <= self._state.now:
+            lease.retry_at = self._state.now
+            if lease.state == WAITING:
+                self._make_ready(lease, DUE)
+            return
+        if lease.state == READY:
+            lease.cursor.suspend(lease.seq)
+        lease.change(POSTPONE)
+        lease.retry_at = due_at
+        self._timers.schedule_retry(lease, due_at)
 
     def release(self, lease: Lease) -> None:
         """Return an unused delivery: not a failure.
