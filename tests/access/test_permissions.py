@@ -78,7 +78,9 @@ def test_cancelling_needs_a_right_of_its_own(build: Build) -> None:
         assert put(publisher, "$queue/tasks", b"x", options={"message-id": message_id})[0] == 0
     assert put(publisher, "$queue/tasks/$cancel/a")[0] == 0x87
     assert put(publisher, "$queue/tasks/$cancel", b"a")[0] == 0x87
+    assert put(publisher, "$queue/tasks/$reschedule/a", options={"delay": "1h"})[0] == 0x87
     support = harness.connect("support")
+    assert put(support, "$queue/tasks/$reschedule/a", options={"delay": "1h"})[0] == 0
     assert put(support, "$queue/tasks/$cancel/a")[0] == 0
     assert put(support, "$queue/tasks/$cancel", b"b")[0] == 0
     assert put(support, "$queue/other/$cancel/a")[0] == 0x87

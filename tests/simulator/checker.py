@@ -109,6 +109,7 @@ class Checker(Environment):
                         if sent is None or sent.serial != serial:
                             raise Violation(f"{serial} is stored, and was never sent there")
                         sent.frame = 0
+                        sent.recover(durable)
                         self.locations.setdefault(int(partition.pid), {})[seq] = sent
         self.check()
 
@@ -246,7 +247,8 @@ class Checker(Environment):
                 raise Violation(f"{pair} expired at {pair.sent.expires}, and is unsettled")
             partition = self.engine.partitions[number[1]]
             if pair.sent.due and number[2] in partition.delayed_seqs:
-                if self.loop.now > pair.sent.due + ROUNDING_SECONDS:
+                latest = max(pair.sent.due, pair.sent.latest_due)
+                if self.loop.now > latest + ROUNDING_SECONDS:
                     raise Violation(f"the delay of {pair} is over, and it is still held back")
         self._check_retention()
 

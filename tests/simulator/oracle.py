@@ -44,6 +44,25 @@ class Sent:
         self.is_id_lost = False  # the queue may have forgotten its id: a crash, or never stored
         self.due = 0.0  # when its delay is over; 0.0: it has none
         self.frame = 0  # the frame that contains it
+        # Until when a command that a crash may undo lets it wait; else the same as `due`.
+        self.latest_due = 0.0
+        self._moves: list[tuple[int, float]] = []  # frame and due time of each command
+
+    def move(self, due: float, frame: int) -> None:
+        """Record that a command has changed its time."""
+        if not self._moves:
+            self._moves = [(0, self.due), (0, self.latest_due or self.due)]
+        self._moves.append((frame, due))
+        self.due = self.latest_due = due
+
+    def recover(self, durable: int) -> None:
+        """Set the times that are possible after a crash."""
+        if self._moves:
+            last = max(nth for nth, (frame, _) in enumerate(self._moves) if frame <= durable)
+            first = 0 if last <= 1 else last
+            possible = [due for _, due in self._moves[first:]]
+            self.due, self.latest_due = min(possible), max(possible)
+            self._moves = []
 
 
 STORED_ROUNDING_SECONDS: Final = 0.002  # times are stored in milliseconds, over several restarts
@@ -82,6 +101,7 @@ class Failure:
         self.first = first  # the first delivery, from which the total timeout counts
         # The minimum used part of the total timeout, according to the note of this failure.
         self._spent = failed_at - first.latest
+        self.failed_at = failed_at
         self.due_from = due_from  # the retry may come from here on
         self.due_until = due_until  # its wait ends here at the latest
         self.is_last = is_last  # it must not be delivered again
@@ -118,6 +138,15 @@ class Attempts:
     def add(self, failure: Failure, frame: int) -> None:
         self.possible = [failure]
         self._log.append((frame, failure))
+
+    def move(self, due: float, frame: int) -> None:
+        """Record that a command has changed the time of the retry."""
+        last = self.possible[-1]
+        if len(self.possible) > 1 or last.count == Failure.UNKNOWN:
+            self.forget(frame)
+        elif last.count:
+            moved = Failure(last.count, last.first, due, due, False, last.failed_at)
+            self.add(moved, frame)
 
     def reset(self, frame: int) -> None:
         """Count the message as never delivered, after a seek."""
@@ -234,6 +263,10 @@ class Oracle:
         pair.become(outcome, self.frame)
         self._remove(pair)
         self.past[(pair.gid, *pair.location)] = pair
+
+    def forget_order(self, pair: Pair) -> None:
+        """Expect no order any more between the message and others of its key."""
+        self.by_key.get((pair.gid, pair.sent.key), {}).pop(pair.number, None)
 
     def _remove(self, pair: Pair) -> None:
         number = (pair.gid, *pair.location)

@@ -521,6 +521,14 @@ class World(Checker):
             self._count(what)
             self._log_step(f"{pair.location} {what}")
 
+    def reschedule(self) -> None:
+        if self.oracle.pairs:
+            pair = self.rng.choice(list(self.oracle.pairs.values()))
+            seconds = self.rng.choice((0.0, 0.0, 1.0, 20.0, 200.0))
+            what = self.commands.reschedule(pair.location, pair.sent.own_id, seconds)
+            self._count(what)
+            self._log_step(f"{pair.location} {what} by {seconds}")
+
     # ---- time and restarts
 
     def pass_time(self) -> None:
@@ -661,6 +669,7 @@ ACTIONS: Final = {
     "purge": 0.3,
     "redrive": 2,
     "cancel": 2,
+    "reschedule": 3,
     "crash": 1.5,
     "restart": 0.3,
 }

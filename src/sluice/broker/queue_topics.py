@@ -5,6 +5,7 @@ $queue/<q>/$group/<g>            consume as a member of <g>, for clients without
 $queue/<q>/$group/<g>/$explicit  the same, and a PUBACK does not settle
 $queue/<q>/$ack[/<id>]           settle; also $nack, $reject, $extend, $release
 $queue/<q>/$cancel[/<id>]        remove a message that is not delivered yet
+$queue/<q>/$reschedule[/<id>]    deliver such a message at another time
 $queue/<q>/$msg/<id>             topic of deliveries to such a client
 $queue/responses/<id>            reply queue: in memory, until its consumer takes the response
 """
@@ -31,9 +32,10 @@ REJECT: Final = 4
 EXTEND: Final = 5
 RELEASE: Final = 6
 CANCEL: Final = 7
-RESPONSE: Final = 8
-INVALID: Final = 9
-ADMIN: Final = 10  # not below $queue/
+RESCHEDULE: Final = 8
+RESPONSE: Final = 9
+INVALID: Final = 10
+ADMIN: Final = 11  # not below $queue/
 
 GROUP_FORM: Final = (
     b"a group is written $queue/<queue>/$group/<group> or $queue/<queue>/$group/<group>/$explicit"
@@ -47,6 +49,7 @@ _VERBS: Final[dict[bytes, int]] = {
     b"$extend": EXTEND,
     b"$release": RELEASE,
     b"$cancel": CANCEL,
+    b"$reschedule": RESCHEDULE,
 }
 
 

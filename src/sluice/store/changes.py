@@ -71,6 +71,10 @@ class RetryScheduled(Change):
         self.description = description
 
 
+class RetryRescheduled(RetryScheduled):
+    """A command moved a retry that is scheduled already."""
+
+
 class MessagesRemoved(Change):
     """Messages were removed, but not by a group.
 

@@ -319,3 +319,17 @@ def test_unknown_note_changes_nothing_and_is_stored(engine: EngineUnderTest) -> 
     backend.store.close()
     engine.backend.open(engine.loop, engine.engine).open(RecordingLoader())
     backend.opened()
+
+
+def test_rescheduled_retry_has_its_new_time(engine: EngineUnderTest, client: Any) -> None:
+    worker = engine.worker()
+    engine.publish(b"job")
+    worker.nack(worker.lease(), delay=60)
+    partition = engine.engine.queues["tasks"].partitions[0]
+    due = engine.loop.now + 600.0
+    engine.engine.commands.reschedule(partition, 0, b"0-0", due, "ann")
+    engine.run_until_idle()
+    update_views(engine)
+    assert client.zrange(
+        retry_schedule_key(base_of(engine), "workers"), 0, -1, withscores=True
+    ) == [(b"0", round(due * 1000))]

@@ -23,7 +23,14 @@ from sluice.broker.acl.acl import (
     clause_for_filter,
     clause_for_topic,
 )
-from sluice.broker.queue_topics import ACK, CANCEL, RELEASE, RESPONSE, parse_queue_topic
+from sluice.broker.queue_topics import (
+    ACK,
+    CANCEL,
+    RELEASE,
+    RESCHEDULE,
+    RESPONSE,
+    parse_queue_topic,
+)
 from sluice.broker.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
 from sluice.queues.service import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
@@ -78,7 +85,7 @@ class Grant:
             if ACK <= parsed.verb <= RELEASE:
                 allowed = self.allows(QUEUE_SETTLE, parsed.queue.encode())
                 return allowed if parsed.argument else self._cache_publish(topic, allowed)
-            if parsed.verb == CANCEL:
+            if parsed.verb == CANCEL or parsed.verb == RESCHEDULE:
                 allowed = self.allows(QUEUE_CANCEL, parsed.queue.encode())
                 return allowed if parsed.argument else self._cache_publish(topic, allowed)
             # The queue handler refuses an invalid queue name with a better text.

@@ -17,15 +17,14 @@ from sluice.queues.model.containers.recent_acks import (
 )
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import (
+    AWAIT_RETRY,
     DEAD_LETTERING,
     DUE,
     FAIL,
     FORGET,
     LEASED,
-    POSTPONE,
     READ_BODY,
     READY,
-    RECOVER,
     REJECT,
     RELEASE,
     REVOKE,
@@ -72,6 +71,7 @@ from sluice.queues.model.state import EngineState
 
 __all__ = [
     "ANY_ORDER",
+    "AWAIT_RETRY",
     "BLOCK_SIZE",
     "BREAKER_NAMES",
     "CLOSED",
@@ -95,10 +95,8 @@ __all__ = [
     "NO_DELAYED",
     "NO_EFFECTS",
     "PER_KEY",
-    "POSTPONE",
     "READY",
     "READ_BODY",
-    "RECOVER",
     "REJECT",
     "REJECT_NEW",
     "RELEASE",

@@ -40,8 +40,7 @@ RECLAIM: Final = 0x20 | LEASED
 FAIL: Final = 0x10 | WAITING
 REJECT: Final = 0x20 | WAITING
 TIME_OUT: Final = 0x30 | WAITING
-RECOVER: Final = 0x40 | WAITING
-POSTPONE: Final = 0x50 | WAITING
+AWAIT_RETRY: Final = 0x40 | WAITING
 DUE: Final = 0x10 | READY
 RELEASE: Final = 0x20 | READY
 SETTLE: Final = 0x10 | SETTLED
@@ -55,8 +54,7 @@ EVENT_MEANINGS: Final = {
     FAIL: "nack, deadline, or the consumer left the group",
     REJECT: "rejected, or failed for the last time: becomes a dead letter",
     TIME_OUT: "chosen after `total_timeout`: becomes a dead letter",
-    RECOVER: "read from the log: it failed before the restart",
-    POSTPONE: "rescheduled by a command",
+    AWAIT_RETRY: "read from the log after a restart, or rescheduled by a command",
     DUE: "the backoff is over",
     RELEASE: "released after earlier failures",
     SETTLE: "acknowledged (late acks count), dead-lettered, expired, purged or replaced",
@@ -69,8 +67,7 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (READY, DISPATCH): LEASED,
     (READY, RECLAIM): LEASED,
     (READY, TIME_OUT): WAITING,
-    (READY, RECOVER): WAITING,
-    (READY, POSTPONE): WAITING,
+    (READY, AWAIT_RETRY): WAITING,
     (READY, SETTLE): SETTLED,
     (READY, REVOKE): SETTLED,
     (READY, READ_BODY): DEAD_LETTERING,
@@ -81,8 +78,7 @@ TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (LEASED, FORGET): SETTLED,
     (LEASED, REVOKE): SETTLED,
     (WAITING, RECLAIM): LEASED,
-    (WAITING, RECOVER): WAITING,
-    (WAITING, POSTPONE): WAITING,
+    (WAITING, AWAIT_RETRY): WAITING,
     (WAITING, DUE): READY,
     (WAITING, SETTLE): SETTLED,
     (WAITING, REVOKE): SETTLED,

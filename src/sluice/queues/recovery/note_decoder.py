@@ -29,6 +29,7 @@ from sluice.store.changes import (
     QueueCreated,
     QueueDeleted,
     Ranges,
+    RetryRescheduled,
     RetryScheduled,
 )
 
@@ -103,6 +104,8 @@ class QueueNoteDecoder(NoteDecoder):
         for body in bodies:
             if body and body[0] == notes.QUEUE_CREATED:
                 changes.extend(self._decode_queue_created(NoteReader(body)))
+            elif body and body[0] == notes.RESCHEDULED:
+                changes.extend(self._decode_rescheduled(NoteReader(body)))
             elif body:
                 change = self._decode_note(body)
                 if change is not None:
@@ -185,6 +188,26 @@ class QueueNoteDecoder(NoteDecoder):
         note.read_seconds()
         note.read_seconds()
         return RetryScheduled(name, pid, seq, failures, due, note.read_text()) if name else None
+
+    def _decode_rescheduled(self, note: NoteReader) -> list[Change]:
+        """Decode the new time of the retries of a message, in every group that waits for one."""
+        partition = self._engine.partitions.get(int(note.read_int()))
+        seq = int(note.read_int())
+        changes: list[Change] = []
+        for cursor in partition.cursors if partition is not None else []:
+            lease = cursor.leases.get(seq)
+            if lease is not None and lease.state == WAITING:
+                changes.append(
+                    RetryRescheduled(
+                        cursor.group.name,
+                        int(cursor.partition.pid),
+                        seq,
+                        int(lease.failures),
+                        lease.retry_at,
+                        lease.description,
+                    )
+                )
+        return changes
 
     # ---- group snapshots
 

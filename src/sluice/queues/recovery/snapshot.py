@@ -28,8 +28,8 @@ from sluice.queues.flow import (
 )
 from sluice.queues.log import OUTCOMES, NoteReader, NoteWriter
 from sluice.queues.model import (
+    AWAIT_RETRY,
     MAX_EVENTS,
-    RECOVER,
     SEQUENCE_BITS,
     Cursor,
     Group,
@@ -373,7 +373,7 @@ def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent
     if lease is None:
         lease = Lease(cursor, seq, 0)
         cursor.leases[int(seq)] = lease
-    lease.change(RECOVER)
+    lease.change(AWAIT_RETRY)
     lease.failures = note.read_int()
     lease.attempt = lease.failures
     lease.retry_at = note.read_seconds()

@@ -101,3 +101,30 @@ def test_client_of_3_1_1_gets_its_puback_in_any_case(harness: QueueHarness, know
     client = harness.connect("old", V311)
     assert put(client, f"$queue/tasks/$cancel/{known}") == (0, "")
     assert harness.depth("tasks") == (0 if known == "a" else 1)
+
+
+def test_delayed_message_is_promoted_and_waiting_message_is_delayed(harness: QueueHarness) -> None:
+    client = harness.connect("shop")
+    publish(client, "a", delay="10m")
+    publish(client, "b", "c")
+    assert put(client, "$queue/tasks/$reschedule/a", options={"delay": "0s"}) == (0, "")
+    assert put(client, "$queue/tasks/$reschedule/b", options={"delay": "10s"}) == (0, "")
+    later = int((harness.loop.now + 20.0) * 1000)
+    assert put(client, "$queue/tasks/$reschedule", b"c", options={"deliver-at": later})[0] == 0
+    worker = harness.connect("worker-1")
+    join(worker, "$queue/tasks")
+    assert payloads(take(worker)) == [b"a"]
+    harness.advance(11.0)
+    assert payloads(take(worker)) == [b"b"]
+    reason, text = put(client, "$queue/tasks/$reschedule/b", options={"delay": "1m"})
+    assert (reason, "too late" in text) == (IN_DELIVERY, True)
+    harness.advance(10.0)
+    assert payloads(take(worker)) == [b"c"]
+
+
+def test_reschedule_needs_a_time(harness: QueueHarness) -> None:
+    client = harness.connect("shop")
+    publish(client, "a")
+    reason, text = put(client, "$queue/tasks/$reschedule/a")
+    assert (reason, "no time is given" in text) == (0x99, True)
+    assert put(client, "$queue/tasks/$reschedule/a", options={"delay": "soon"})[0] == 0x99

@@ -1,4 +1,6 @@
-"""Commands on waiting messages: which messages a packet of `$cancel` names, and its answer.
+"""Commands on waiting messages: which messages a packet names, and what it is answered.
+
+The topics are `$cancel` and `$reschedule`.
 
 Most ids lead to the message at once. Other ids of publishers are searched for among the stored
 messages (`flow/id_search`), and the packet is answered in a later turn, on the connection that it
@@ -11,15 +13,27 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.queue_options import read_message_ids
+from sluice.broker.namespaces.queues.queue_options import (
+    read_delay,
+    read_message_ids,
+    read_timestamp_ms,
+)
 from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.queue_topics import (
     MAX_IDS,
+    RESCHEDULE,
     PublishOptions,
     QueueTopic,
     read_publish_options,
 )
-from sluice.errors import QueueError, TooManyIds, TooManyMessages, UnknownMessage, UnknownQueue
+from sluice.errors import (
+    InvalidQueueConfig,
+    QueueError,
+    TooManyIds,
+    TooManyMessages,
+    UnknownMessage,
+    UnknownQueue,
+)
 from sluice.queues.engine import Engine
 from sluice.queues.model import IdSearch, Partition, Queue
 from sluice.queues.names import parse_message_id
@@ -39,12 +53,14 @@ class Command(IdSearch):
         packet: Publish,
         session: Session,
         message_ids: list[bytes],
+        due_at: float,
     ) -> None:
         super().__init__(queue, [])
         self._topics: CommandTopics = topics
         self.packet: Publish = packet
         self.session: Session = session
         self.message_ids: list[bytes] = message_ids
+        self.due_at: float = due_at  # the new time; negative: cancel
         self.epoch: i64 = session.inbound.get_epoch()
         self.is_deferred: bool = False  # answered in a later turn
 
@@ -63,7 +79,9 @@ class CommandTopics:
         """Apply the command to all messages that the packet names, and acknowledge it."""
         if queue is None:
             raise UnknownQueue(parsed.queue)
-        command = Command(self, queue, packet, session, self._read_ids(packet, parsed))
+        message_ids = self._read_ids(packet, parsed)
+        due_at = self._read_due_at() if parsed.verb == RESCHEDULE else -1.0
+        command = Command(self, queue, packet, session, message_ids, due_at)
         unknown = self._locate(command)
         if not unknown:
             self._apply(command)
@@ -90,6 +108,18 @@ class CommandTopics:
         if parsed.argument:
             return [parsed.argument]
         return read_message_ids(packet.payload)
+
+    def _read_due_at(self) -> float:
+        """Return the new time that the packet gives, in seconds since 1970."""
+        options = self._options
+        if options.delay:
+            return self._engine.now + read_delay("delay", options.delay)
+        if options.deliver_at:
+            return float(read_timestamp_ms(options.deliver_at)) / 1000.0
+        raise InvalidQueueConfig(
+            "no time is given",
+            "Give it as user property delay, 0s to deliver it now, or deliver-at",
+        )
 
     def _locate(self, command: Command) -> list[bytes]:
         """Find the messages by their ids; return the ids that must be searched for."""
@@ -170,4 +200,8 @@ class CommandTopics:
                 raise TooManyMessages(queue.name, shown_id)
             raise UnknownMessage(queue.name, shown_id)
         by = command.session.client_id
-        self._engine.commands.cancel(location[0], location[1], message_id, by)
+        commands = self._engine.commands
+        if command.due_at < 0.0:
+            commands.cancel(location[0], location[1], message_id, by)
+        else:
+            commands.reschedule(location[0], location[1], message_id, command.due_at, by)

@@ -28,6 +28,7 @@ from sluice.broker.queue_topics import (
     CANCEL,
     INVALID,
     PUBLISH,
+    RESCHEDULE,
     QueueTopic,
     parse_queue_topic,
 )
@@ -80,7 +81,7 @@ class QueueHandler(NamespaceHandler):
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
-        """Publish to a queue, settle deliveries, or cancel messages."""
+        """Publish to a queue, settle deliveries, or cancel or reschedule messages."""
         topic = packet.topic
         self._begin_command()
         parsed = self._topic_cache.get(topic)
@@ -89,7 +90,7 @@ class QueueHandler(NamespaceHandler):
             if not session.is_proxy:
                 parsed.cell = self._router.cluster.cell_for(topic, packet.payload)
         verb = parsed.verb
-        is_settlement = ACK <= verb <= CANCEL
+        is_settlement = ACK <= verb <= RESCHEDULE
         if parsed.cell >= 0:
             self._router.cluster.get_proxies(session).publish(
                 parsed.cell, packet, is_settlement, connection
@@ -98,7 +99,7 @@ class QueueHandler(NamespaceHandler):
         try:
             if verb == PUBLISH:
                 self._enqueue(packet, parsed, session, connection)
-            elif verb == CANCEL:
+            elif verb == CANCEL or verb == RESCHEDULE:
                 self._commands.execute(packet, parsed, self._find_queue(parsed), session)
             elif is_settlement:
                 self._settlements.settle(packet, parsed, self._find_queue(parsed), session)
@@ -120,7 +121,7 @@ class QueueHandler(NamespaceHandler):
 
     def _parse_topic(self, topic: bytes) -> QueueTopic:
         parsed = parse_queue_topic(topic)
-        if parsed.verb == PUBLISH or (ACK <= parsed.verb <= CANCEL and not parsed.argument):
+        if parsed.verb == PUBLISH or (ACK <= parsed.verb <= RESCHEDULE and not parsed.argument):
             error_text = queue_name_error(parsed.queue)
             if error_text:
                 parsed = QueueTopic(INVALID, parsed.queue, error_text.encode())

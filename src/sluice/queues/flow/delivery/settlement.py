@@ -27,12 +27,12 @@ from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.log import ACKED, DEAD, NoteWriter, notes
 from sluice.queues.model import (
+    AWAIT_RETRY,
     DEAD_LETTERING,
     DUE,
     FAIL,
     FORGET,
     LEASED,
-    POSTPONE,
     READ_BODY,
     READY,
     REJECT,
@@ -307,7 +307,7 @@ class Settlement:
             return
         if lease.state == READY:
             lease.cursor.suspend(lease.seq)
-        lease.change(POSTPONE)
+        lease.change(AWAIT_RETRY)
         lease.retry_at = due_at
         self._timers.schedule_retry(lease, due_at)
 

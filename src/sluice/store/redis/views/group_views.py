@@ -21,6 +21,7 @@ from sluice.store.changes import (
     NoteDecoder,
     QueueCreated,
     QueueDeleted,
+    RetryRescheduled,
     RetryScheduled,
 )
 from sluice.store.redis.connection import Argument
@@ -80,6 +81,9 @@ class GroupViews:
             if isinstance(change, MessagesSettled):
                 self._apply_settled(change, plan)
                 touched.add(change.pid)
+            elif isinstance(change, RetryRescheduled):
+                base = self._base_key(change.pid)
+                self.schedule_retry(plan.view_steps(base), base, change)
             elif isinstance(change, RetryScheduled):
                 self._apply_retry(change, plan)
             elif isinstance(change, QueueDeleted):
