@@ -664,3 +664,28 @@ def test_queue_and_group_are_paused_with_a_reason_and_resumed(run: Run, api: Fak
     ran = run("group", "pause", "jobs", "work")
     assert "sluice group resume jobs work" in ran.stdout
     assert "6 messages to go" in run("group", "resume", "jobs", "work").stdout
+
+
+def test_waiting_messages_are_cancelled_and_rescheduled(run: Run, api: FakeApi) -> None:
+    counted = {"changed": 2, "in_delivery": 1, "left": 0, "dry_run": False}
+    api.responses |= {
+        "DELETE queues/jobs/messages/a": None,
+        "POST queues/jobs/messages/a/reschedule": {},
+        "POST queues/jobs/messages/cancel": counted,
+        "POST queues/jobs/messages/reschedule": counted,
+    }
+    assert run("cancel", "jobs", "a").stdout == "Cancelled 1 message of jobs.\n"
+    assert run("reschedule", "jobs", "a", "--in", "10m").code == 0
+    assert api.last.body == {"delay": "600s"}
+    ran = run("cancel", "jobs", "--key", "k", "--yes")
+    assert ran.stdout == "Cancelled 2 messages of jobs, 1 too late: in delivery.\n"
+    assert api.last.body == {"key": "k", "limit": 100_000}
+    assert run("reschedule", "jobs", "--all", "--now", "--yes", "--json").code == 0
+    assert api.last.body == {"delay": "0s", "limit": 100_000}
+    assert run("cancel", "jobs", "--all").code == 2  # not confirmed
+    for wrong in (
+        ["cancel", "jobs"],
+        ["cancel", "jobs", "a", "--all"],
+        ["reschedule", "jobs", "a"],
+    ):
+        assert run(*wrong).code == 2

@@ -225,6 +225,27 @@ class DeadLetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """A selection of messages that wait; empty fields match all."""
+
+    key: str = ""
+    state: str = ""  # waiting, delayed or retrying
+    since: float = 0.0  # enqueued at or after
+    until: float = 0.0  # enqueued before
+    contains: str = ""  # in the payload, as text
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """The result of a command on many messages."""
+
+    changed: Annotated[int, Doc("Messages that were changed; with dry_run, that would be")]
+    in_delivery: Annotated[int, Doc("Matches that a consumer is working on: too late")]
+    left: Annotated[int, Doc("Matches of the filter beyond the limit")]
+    dry_run: Annotated[bool, Doc("Whether nothing was changed")]
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorGroup:
     """Dead letters with one reason and the same error, except for numbers, ids and times."""
 

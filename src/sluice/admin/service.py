@@ -20,8 +20,10 @@ from sluice.admin.metrics import (
     take_snapshot,
 )
 from sluice.admin.model import (
+    Commanded,
     DeadLetterFilter,
     Diagnosis,
+    MessageFilter,
     MessageTrace,
     OutgoingMessage,
     Published,
@@ -40,6 +42,7 @@ from sluice.admin.queries import (
     publish_operation,
     queue_diagnosis,
     view_builders,
+    waiting_messages,
 )
 from sluice.broker.broker import Broker
 from sluice.broker.namespaces import QueueHandler, refuse_reserved_name
@@ -339,6 +342,42 @@ class AdminService:
 
     async def publish(self, name: str, outgoing: OutgoingMessage) -> Published:
         return await publish_operation.publish(self._facade, name, outgoing)
+
+    async def cancel_message(self, name: str, message_id: str, by: str) -> None:
+        """Remove a message that waits, is delayed or waits for a retry, for all groups."""
+        command = waiting_messages.cancel_command(self._facade, by)
+        await waiting_messages.apply_to_one(self._facade, name, message_id, command)
+
+    async def cancel_messages(
+        self, name: str, criteria: MessageFilter, limit: int, dry_run: bool, by: str
+    ) -> Commanded:
+        command = waiting_messages.cancel_command(self._facade, by)
+        return await waiting_messages.apply_to_many(
+            self._facade, name, criteria, limit, dry_run, command
+        )
+
+    async def reschedule_message(
+        self, name: str, message_id: str, delay: float | None, deliver_at: float, by: str
+    ) -> model.Message:
+        """Deliver a message after `delay` seconds (0.0: now), or at a time; return it."""
+        command = waiting_messages.reschedule_command(self._facade, by, delay, deliver_at)
+        location = await waiting_messages.apply_to_one(self._facade, name, message_id, command)
+        return await waiting_messages.show_message(self._facade, location)
+
+    async def reschedule_messages(
+        self,
+        name: str,
+        criteria: MessageFilter,
+        limit: int,
+        dry_run: bool,
+        delay: float | None,
+        deliver_at: float,
+        by: str,
+    ) -> Commanded:
+        command = waiting_messages.reschedule_command(self._facade, by, delay, deliver_at)
+        return await waiting_messages.apply_to_many(
+            self._facade, name, criteria, limit, dry_run, command
+        )
 
     # ---- exclusive queues
 

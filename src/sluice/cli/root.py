@@ -31,6 +31,7 @@ from sluice.cli.commands import (
     serve,
     stores,
     top,
+    waiting,
     worker,
 )
 from sluice.cli.pipelines import job_commands
@@ -80,7 +81,7 @@ app.command(rich_help_panel="Broker")(serve)
 configuration.add_to(app, "Broker")
 _PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
-    ("Messages", (publish, consume, worker, peek, dlq)),
+    ("Messages", (publish, consume, worker, peek, waiting, dlq)),
     ("Monitoring", (diagnosis, top, clients, nodes, stores, losses, bench)),
     ("Spark", (job_commands,)),
     ("Access", (access,)),

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from tests.admin.grpc.conftest import GrpcApi
@@ -320,3 +321,23 @@ async def test_queue_and_group_are_paused_and_resumed(grpc_api: GrpcApi) -> None
     assert not queue.HasField("pause")
     group = await grpc_api.admin.ResumeGroup(pb.ResumeGroupRequest(queue="jobs", group="team"))
     assert not group.HasField("pause") and not group.held_by
+
+
+async def test_messages_are_cancelled_and_rescheduled(grpc_api: GrpcApi) -> None:
+    admin = grpc_api.admin
+    await make(grpc_api)
+    for number in range(3):
+        await admin.Publish(pb.PublishRequest(queue="jobs", message_id=f"j-{number}"))
+    moved = await admin.RescheduleMessage(
+        pb.RescheduleMessageRequest(queue="jobs", message_id="j-0", delay=Duration(seconds=60))
+    )
+    assert moved.state == "delayed"
+    done = await admin.RescheduleMessages(
+        pb.RescheduleMessagesRequest(
+            queue="jobs", filter=pb.MessageFilter(state="delayed"), delay=Duration()
+        )
+    )
+    assert (done.changed, done.dry_run) == (1, False)
+    await admin.CancelMessage(pb.CancelMessageRequest(queue="jobs", message_id="j-0"))
+    done = await admin.CancelMessages(pb.CancelMessagesRequest(queue="jobs", dry_run=True))
+    assert (done.changed, done.dry_run) == (2, True)

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.interceptor import InvalidRequest
-from sluice.admin.model import DeadLetterFilter, OutgoingMessage
+from sluice.admin.model import DeadLetterFilter, MessageFilter, OutgoingMessage
 from sluice.errors import InvalidQueueConfig
 
 QUEUE_LIMITS: Final = (1000, 10_000)  # default and maximum
@@ -93,6 +93,27 @@ def read_filter(request_filter: pb.LetterFilter) -> DeadLetterFilter:  # words: 
         since=read_timestamp(request_filter.since, "filter.since"),
         until=read_timestamp(request_filter.until, "filter.until"),
         contains=request_filter.contains,
+    )
+
+
+def read_message_filter(request_filter: pb.MessageFilter) -> MessageFilter:
+    return MessageFilter(
+        key=request_filter.key,
+        state=request_filter.state,
+        since=read_timestamp(request_filter.since, "filter.since"),
+        until=read_timestamp(request_filter.until, "filter.until"),
+        contains=request_filter.contains,
+    )
+
+
+def read_new_time(
+    request: pb.RescheduleMessageRequest | pb.RescheduleMessagesRequest,
+) -> tuple[float | None, float]:
+    """Return the delay, None if it is not set, and the time, 0.0 if it is not set."""
+    has_delay = request.WhichOneof("when") == "delay"
+    return (
+        read_duration(request.delay, "delay") if has_delay else None,
+        read_timestamp(request.deliver_at, "deliver_at"),
     )
 
 

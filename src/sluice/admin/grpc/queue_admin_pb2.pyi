@@ -357,6 +357,84 @@ class GetMessageRequest(_message.Message):
     payload_bytes: int
     def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
+class CancelMessageRequest(_message.Message):
+    __slots__ = ("queue", "message_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class CancelMessageResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MessageFilter(_message.Message):
+    __slots__ = ("key", "state", "since", "until", "contains")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    state: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    contains: str
+    def __init__(self, key: _Optional[str] = ..., state: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., contains: _Optional[str] = ...) -> None: ...
+
+class CancelMessagesRequest(_message.Message):
+    __slots__ = ("queue", "filter", "limit", "dry_run")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: MessageFilter
+    limit: int
+    dry_run: bool
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[MessageFilter, _Mapping]] = ..., limit: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RescheduleMessageRequest(_message.Message):
+    __slots__ = ("queue", "message_id", "delay", "deliver_at")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    delay: _duration_pb2.Duration
+    deliver_at: _timestamp_pb2.Timestamp
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deliver_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class RescheduleMessagesRequest(_message.Message):
+    __slots__ = ("queue", "filter", "limit", "dry_run", "delay", "deliver_at")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: MessageFilter
+    limit: int
+    dry_run: bool
+    delay: _duration_pb2.Duration
+    deliver_at: _timestamp_pb2.Timestamp
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[MessageFilter, _Mapping]] = ..., limit: _Optional[int] = ..., dry_run: _Optional[bool] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deliver_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Commanded(_message.Message):
+    __slots__ = ("changed", "in_delivery", "left", "dry_run")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    IN_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    changed: int
+    in_delivery: int
+    left: int
+    dry_run: bool
+    def __init__(self, changed: _Optional[int] = ..., in_delivery: _Optional[int] = ..., left: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
 class ExplainRequest(_message.Message):
     __slots__ = ("queue", "message_id")
     QUEUE_FIELD_NUMBER: _ClassVar[int]

@@ -114,6 +114,26 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageResponse.FromString,
                 _registered_method=True)
+        self.CancelMessage = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/CancelMessage',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageResponse.FromString,
+                _registered_method=True)
+        self.CancelMessages = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/CancelMessages',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessagesRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.FromString,
+                _registered_method=True)
+        self.RescheduleMessage = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/RescheduleMessage',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessageRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.FromString,
+                _registered_method=True)
+        self.RescheduleMessages = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/RescheduleMessages',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessagesRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.FromString,
+                _registered_method=True)
         self.ListGroups = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/ListGroups',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListGroupsRequest.SerializeToString,
@@ -354,6 +374,32 @@ class QueueAdminServicer:
     def FindMessage(self, request, context):
         """The queues that know a message with this id.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMessage(self, request, context):
+        """Removes a message that no consumer holds. FAILED_PRECONDITION: too late, a consumer has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RescheduleMessage(self, request, context):
+        """Delays such a message, ends its delay, or retries it now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RescheduleMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -613,6 +659,26 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.FindMessage,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageResponse.SerializeToString,
+            ),
+            'CancelMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMessage,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageResponse.SerializeToString,
+            ),
+            'CancelMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMessages,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessagesRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.SerializeToString,
+            ),
+            'RescheduleMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.RescheduleMessage,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessageRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.SerializeToString,
+            ),
+            'RescheduleMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.RescheduleMessages,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessagesRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.SerializeToString,
             ),
             'ListGroups': grpc.unary_unary_rpc_method_handler(
                     servicer.ListGroups,
@@ -1182,6 +1248,114 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/FindMessage',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.FindMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/CancelMessage',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/CancelMessages',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.CancelMessagesRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RescheduleMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/RescheduleMessage',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessageRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RescheduleMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/RescheduleMessages',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.RescheduleMessagesRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Commanded.FromString,
             options,
             channel_credentials,
             insecure,

@@ -192,6 +192,64 @@ class QueueAdmin(QueueAdminServicer):
             queues=await self._bridge.call(lambda service: service.find(request.message_id))
         )
 
+    async def CancelMessage(
+        self, request: pb.CancelMessageRequest, context: Context
+    ) -> pb.CancelMessageResponse:
+        by = CALLER.get().name
+        await self._bridge.call(
+            lambda service: service.cancel_message(request.queue, request.message_id, by)
+        )
+        return pb.CancelMessageResponse()
+
+    async def CancelMessages(
+        self, request: pb.CancelMessagesRequest, context: Context
+    ) -> pb.Commanded:
+        by = CALLER.get().name
+        criteria = protobuf_requests.read_message_filter(request.filter)
+        limit = protobuf_requests.read_limit(
+            request.limit, protobuf_requests.DEAD_LETTER_LIMITS, "limit"
+        )
+        return build(
+            pb.Commanded,
+            await self._bridge.call(
+                lambda service: service.cancel_messages(
+                    request.queue, criteria, limit, request.dry_run, by
+                )
+            ),
+        )
+
+    async def RescheduleMessage(
+        self, request: pb.RescheduleMessageRequest, context: Context
+    ) -> pb.Message:
+        by = CALLER.get().name
+        delay, deliver_at = protobuf_requests.read_new_time(request)
+        return build(
+            pb.Message,
+            await self._bridge.call(
+                lambda service: service.reschedule_message(
+                    request.queue, request.message_id, delay, deliver_at, by
+                )
+            ),
+        )
+
+    async def RescheduleMessages(
+        self, request: pb.RescheduleMessagesRequest, context: Context
+    ) -> pb.Commanded:
+        by = CALLER.get().name
+        criteria = protobuf_requests.read_message_filter(request.filter)
+        limit = protobuf_requests.read_limit(
+            request.limit, protobuf_requests.DEAD_LETTER_LIMITS, "limit"
+        )
+        delay, deliver_at = protobuf_requests.read_new_time(request)
+        return build(
+            pb.Commanded,
+            await self._bridge.call(
+                lambda service: service.reschedule_messages(
+                    request.queue, criteria, limit, request.dry_run, delay, deliver_at, by
+                )
+            ),
+        )
+
     # ---- groups
 
     async def ListGroups(

@@ -7,6 +7,7 @@ from sluice.admin.queries import (
     owner_operations,
     publish_operation,
     view_builders,
+    waiting_messages,
 )
 from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
@@ -33,4 +34,5 @@ __all__ = [
     "queue_diagnosis",
     "verify_store",
     "view_builders",
+    "waiting_messages",
 ]

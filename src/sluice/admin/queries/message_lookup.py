@@ -168,7 +168,7 @@ def build_message_view(
         size=len(message.payload),
         enqueued_at=float(message.enqueued_at) / 1000.0,
         expires_at=float(message.expires),
-        deliver_at=float(message.deliver_at) / 1000.0,
+        deliver_at=float(partition.rescheduled.get(seq, int(message.deliver_at))) / 1000.0,
         topic=message.topic.decode("utf-8", "replace"),
         content_type=attached.content_type,
         response_topic=attached.response_topic,

@@ -160,3 +160,59 @@ async def test_payload_that_violates_the_schema_is_refused(rest_api: RestApi) ->
     await rest_api.ok("POST", "/queues", {"name": "strict", "schema": {"type": "object"}})
     reported = await rest_api.refused(400, "POST", "/queues/strict/messages", json={"json": 1})
     assert reported["error"] == "invalid_payload"
+
+
+async def put(rest_api: RestApi, message_id: str, **options: Any) -> None:
+    await rest_api.ok("POST", "/queues/tasks/messages", {"message_id": message_id, **options})
+
+
+async def test_waiting_message_is_cancelled_unless_a_consumer_has_it(rest_api: RestApi) -> None:
+    await put(rest_api, "order-1", payload="a")
+    answer = await rest_api.api.request("DELETE", "/queues/tasks/messages/order-1")
+    assert answer.status_code == 204
+    answer = await rest_api.api.request("DELETE", "/queues/tasks/messages/order-1")
+    assert (answer.status_code, answer.json()["error"]) == (404, "unknown_message")
+    async with rest_api.harness.client("w-1") as client:
+        worker = Worker(client, "tasks")
+        await worker.join(consumer_group="w")
+        await put(rest_api, "order-2", payload="b")
+        assert (await worker.next()).payload == b"b"
+        answer = await rest_api.api.request("DELETE", "/queues/tasks/messages/order-2")
+        assert (answer.status_code, answer.json()["error"]) == (409, "already_delivered")
+    group = await rest_api.ok("GET", "/queues/tasks/groups/w")
+    assert group["ledger"]["cancelled"] == 0
+
+
+async def test_delayed_message_is_moved_over_rest(rest_api: RestApi) -> None:
+    await put(rest_api, "note", delay="1h")
+    path = "/queues/tasks/messages/note/reschedule"
+    moved = await rest_api.ok("POST", path, {"deliver_at": "2035-01-01T00:00:00Z"})
+    assert (moved["state"], moved["deliver_at"][:10]) == ("delayed", "2035-01-01")
+    moved = await rest_api.ok("POST", path, {"delay": "0s"})
+    assert moved["state"] == "waiting"
+    for body in ({}, {"delay": "1h", "deliver_at": "2035-01-01T00:00:00Z"}, {"delay": "soon"}):
+        assert (await rest_api.api.post(path, json=body)).status_code == 400
+
+
+async def test_many_messages_are_cancelled_and_moved_by_a_filter(rest_api: RestApi) -> None:
+    for number in range(6):
+        await put(
+            rest_api,
+            f"n-{number}",
+            payload="newsletter" if number < 4 else "order",
+            key="k",
+            delay="1h" if number % 2 else "0s",
+        )
+    path = "/queues/tasks/messages"
+    chosen = {"contains": "newsletter", "state": "delayed"}
+    tried = await rest_api.ok("POST", f"{path}/cancel", {**chosen, "dry_run": True})
+    assert tried == {"changed": 2, "in_delivery": 0, "left": 0, "dry_run": True}
+    done = await rest_api.ok("POST", f"{path}/cancel", {**chosen, "limit": 1})
+    assert done == {"changed": 1, "in_delivery": 0, "left": 1, "dry_run": False}
+    assert (await rest_api.ok("POST", f"{path}/cancel", chosen))["changed"] == 1
+    moved = await rest_api.ok("POST", f"{path}/reschedule", {"key": "k", "delay": "2h"})
+    assert moved["changed"] == 4
+    seen = await rest_api.ok("GET", path)
+    assert [one["message_id"] for one in seen] == ["n-0", "n-2", "n-4", "n-5"]
+    assert {one["state"] for one in seen} == {"delayed"}
+    assert (await rest_api.api.post(f"{path}/cancel", json={"state": "x"})).status_code == 400

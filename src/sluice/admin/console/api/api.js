@@ -174,6 +174,9 @@ export const api = {
   resume: (name, group) => request("POST", `${target(name, group)}/resume`),
   seek: (name, group, to) => request("POST", `${queue(name)}/groups/${id(group)}/seek`, { to }),
   messages: (name, where) => request("GET", `${queue(name)}/messages${query(where)}`),
+  cancelMessage: (name, message) => request("DELETE", `${queue(name)}/messages/${id(message)}`),
+  rescheduleMessage: (name, message, when) =>
+    request("POST", `${queue(name)}/messages/${id(message)}/reschedule`, when),
   publish: (name, message) => request("POST", `${queue(name)}/messages`, message),
   trace: (name, message) => request("GET", `${queue(name)}/messages/${id(message)}`),
   find: (message) => request("GET", `/messages/${id(message)}`),

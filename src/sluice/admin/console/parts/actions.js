@@ -1,5 +1,5 @@
-// Actions on queues: publish, pause, seek, purge, create, delete. Each opens a dialog that names
-// the queue it changes, and shows the server's refusal in that dialog.
+// Actions on queues and messages: publish, pause, cancel, purge and so on. Each opens a dialog that
+// names what it changes, and shows the server's refusal in that dialog.
 
 import { api } from "../api/api.js";
 import { ask, notice } from "./dialogs.js";
@@ -157,6 +157,50 @@ export async function resume(name, group = "") {
     act: () => api.resume(name, group),
   });
   if (done) notice(`${group ? `Group ${group} of ${name}` : name} is resumed.`);
+  return done;
+}
+
+/** Cancel a message that no consumer has. */
+export async function cancelMessage(name, message) {
+  const done = await ask({
+    title: `Cancel ${message}?`,
+    text: h(
+      "p",
+      null,
+      "The message is removed from queue ",
+      h("strong", null, name),
+      " for all groups, and never delivered. It cannot be undone.",
+    ),
+    button: "Cancel it",
+    danger: true,
+    act: async () => {
+      await api.cancelMessage(name, message);
+      return true;
+    },
+  });
+  if (done) notice(`${message} is cancelled.`);
+  return done;
+}
+
+/** Deliver a message that no consumer has at another time. */
+export async function rescheduleMessage(name, message) {
+  const delay = line({ autofocus: true, placeholder: "10m" });
+  const done = await ask({
+    title: `Reschedule ${message}`,
+    text: h(
+      "p",
+      null,
+      "The message is delivered after this time, from now. A waiting message gives up its place " +
+        "in the order; a failed one is retried then.",
+    ),
+    button: "Reschedule",
+    fields: {
+      element: field("Deliver in", delay, "Such as 30s, 10m, 2h; 0s: now."),
+      values: () => delay.value.trim(),
+    },
+    act: (text) => api.rescheduleMessage(name, message, { delay: text }),
+  });
+  if (done) notice(`${message} is rescheduled.`);
   return done;
 }
 

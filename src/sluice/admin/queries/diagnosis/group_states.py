@@ -15,7 +15,7 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
 )
 from sluice.admin.queries.message_lookup import is_delayed
 from sluice.message import Message, decode_headers
-from sluice.queues.log import DEAD, EXPIRED, PURGED
+from sluice.queues.log import CANCELLED, DEAD, EXPIRED, PURGED
 from sluice.queues.model import (
     DEAD_LETTERING,
     LEASED,
@@ -98,8 +98,12 @@ def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> 
         if cursor.is_settled(seq) or not cursor.partition.is_for_group(seq, cursor.group.gid):
             return None
         if is_delayed(cursor.partition, seq):
-            due = float(message.deliver_at) / 1000.0
-            why = f"its publisher set a delay, which ends at {phrases.format_time(due, now)}"
+            moved_ms = cursor.partition.rescheduled.get(seq, 0)
+            due = float(moved_ms or message.deliver_at) / 1000.0
+            cause = "its publisher set a delay, which ends at"
+            if moved_ms:
+                cause = "it was rescheduled to"
+            why = f"{cause} {phrases.format_time(due, now)}"
             return GroupState(group, "delayed", "", 0, 0, due, 0.0, why, "")
         why, do = _explain_waiting(cursor, seq, now)
         return _make_state(group, "waiting", why, do)
@@ -168,6 +172,9 @@ def _settled_state(
             return GroupState(
                 group, "acked", step.consumer, int(step.attempt), 0, 0.0, 0.0, why, ""
             )
+        if step.kind == history.CANCELLED:
+            when = phrases.format_time(step.at, now)
+            return _make_state(group, "cancelled", f"{step.consumer} cancelled it at {when}")
     location = trace.location
     if location is not None and trace.message is not None:
         partition, seq = location
@@ -177,7 +184,7 @@ def _settled_state(
             )
     cursor = cursors[int(location[0].number)] if location is not None else None
     others = (
-        sum(cursor.outcome_counts[how] for how in (DEAD, EXPIRED, PURGED))
+        sum(cursor.outcome_counts[how] for how in (DEAD, EXPIRED, PURGED, CANCELLED))
         if cursor is not None
         else 1
     )
@@ -186,8 +193,8 @@ def _settled_state(
     return _make_state(
         group,
         "settled",
-        f"group {group} has settled it (acknowledged, expired, purged or skipped by a seek: which"
-        " one is not recorded)",
+        f"group {group} has settled it (acknowledged, expired, purged, cancelled or skipped by a"
+        " seek: which one is not recorded)",
     )
 
 

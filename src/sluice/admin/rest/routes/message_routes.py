@@ -1,4 +1,4 @@
-"""Routes about messages: show, publish, trace."""
+"""Routes about messages: show, publish, trace, cancel, reschedule."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from itertools import combinations
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    model_validator,
+)
 
 from sluice.access.identity import Role
 from sluice.admin import model
 from sluice.admin.rest.deps import (
     call_service,
+    caller,
     require_queues_enabled,
     requires_role,
     respond,
@@ -181,6 +190,50 @@ class Publish(BaseModel):
         )
 
 
+class NewTime(BaseModel):
+    """When to deliver: one of `delay` and `deliver_at`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"oneOf": [{"required": ["delay"]}, {"required": ["deliver_at"]}]},
+    )
+
+    delay: Annotated[float, DurationRange(0.0, MAX_DELAY_SECONDS)] = Field(
+        default="0s", validate_default=True, description="After this time; 0s: deliver now"
+    )
+    deliver_at: Annotated[float, Timestamp()] = Field(
+        default="", validate_default=True, description="At or after this time"
+    )
+
+    def given_delay(self) -> float | None:
+        return self.delay if "delay" in self.model_fields_set else None
+
+
+class CancelMany(BaseModel):
+    """A selection of messages that wait; fields that are not given match all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: UnicodeText = Field(default="", description="With this partition key")
+    state: UnicodeText = Field(default="", description="waiting, delayed or retrying")
+    since: Annotated[float, Timestamp()] = Field(
+        default="", validate_default=True, description="Enqueued at or after this time"
+    )
+    until: Annotated[float, Timestamp()] = Field(
+        default="", validate_default=True, description="Enqueued before this time"
+    )
+    contains: UnicodeText = Field(default="", description="Text in the payload")
+    limit: Annotated[int, IntegerRange(1, 100_000)] = 1000
+    dry_run: StrictBool = Field(default=False, description="Only count the messages")
+
+    def to_filter(self) -> model.MessageFilter:
+        return model.MessageFilter(self.key, self.state, self.since, self.until, self.contains)
+
+
+class RescheduleMany(CancelMany, NewTime):
+    """A selection of messages that wait, and when to deliver them."""
+
+
 @router.get(
     "/queues/{name}/messages",
     response_model=json_type(list[model.Message]),
@@ -233,3 +286,81 @@ async def trace_message(request: Request, name: QueueName, message_id: MessageId
 async def find(request: Request, message_id: MessageId) -> Found:
     """The queues that know a message; an empty list is not an error."""
     return Found(queues=await call_service(request, lambda service: service.find(message_id)))
+
+
+@router.delete(
+    "/queues/{name}/messages/{message_id}",
+    status_code=204,
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "cancel messages"),
+)
+async def cancel_message(request: Request, name: QueueName, message_id: MessageId) -> Response:
+    """Cancel a message that waits, is delayed or waits for a retry: it is never delivered.
+    409: too late, a consumer is working on it."""
+    by = caller(request).name
+    await call_service(request, lambda service: service.cancel_message(name, message_id, by))
+    return Response(status_code=204)
+
+
+@router.post(
+    "/queues/{name}/messages/{message_id}/reschedule",
+    response_model=json_type(model.Message),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "reschedule messages"),
+)
+async def reschedule_message(
+    request: Request, name: QueueName, message_id: MessageId, when: NewTime
+) -> Response:
+    """Deliver a message at another time: delay it, end its delay, or retry it now."""
+    by = caller(request).name
+    return await respond(
+        request,
+        model.Message,
+        lambda service: service.reschedule_message(
+            name, message_id, when.given_delay(), when.deliver_at, by
+        ),
+    )
+
+
+@router.post(
+    "/queues/{name}/messages/cancel",
+    response_model=json_type(model.Commanded),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "cancel messages"),
+)
+async def cancel_messages(request: Request, name: QueueName, chosen: CancelMany) -> Response:
+    """Cancel the messages that a filter matches, or count them."""
+    by = caller(request).name
+    return await respond(
+        request,
+        model.Commanded,
+        lambda service: service.cancel_messages(
+            name, chosen.to_filter(), chosen.limit, chosen.dry_run, by
+        ),
+    )
+
+
+@router.post(
+    "/queues/{name}/messages/reschedule",
+    response_model=json_type(model.Commanded),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "reschedule messages"),
+)
+async def reschedule_messages(
+    request: Request, name: QueueName, chosen: RescheduleMany
+) -> Response:
+    """Deliver the messages that a filter matches at another time, or count them."""
+    by = caller(request).name
+    return await respond(
+        request,
+        model.Commanded,
+        lambda service: service.reschedule_messages(
+            name,
+            chosen.to_filter(),
+            chosen.limit,
+            chosen.dry_run,
+            chosen.given_delay(),
+            chosen.deliver_at,
+            by,
+        ),
+    )

@@ -1,6 +1,8 @@
 // The trace of one message: its state in each group and why, its events, and the message itself.
 
+import { cancelMessage, rescheduleMessage } from "../../parts/actions.js";
 import { api } from "../../api/api.js";
+import { attempt, notice } from "../../parts/dialogs.js";
 import { h, replace } from "../../base/dom.js";
 import { count, sentence } from "../../base/format.js";
 import { messageFacts, propertyTables, timeline } from "../../parts/message_parts.js";
@@ -28,7 +30,8 @@ export function messageTracePage(app, route) {
     h("div", { class: "stack" }),
   ]);
   const [summary, events, states, deadLetters, message] = parts.map(([, element]) => element);
-  const draw = { summary: summaryOf, events: eventsOf, states: statesOf, message: messageOf };
+  const draw = { summary: summaryOf, events: eventsOf, states: statesOf };
+  draw.message = (trace) => messageOf(app, trace, name, reload);
   draw.deadLetters = (trace) => deadLetterCards(app, name, trace.deadLetters, reload);
   const known = new Map();
   let alive = true;
@@ -80,7 +83,8 @@ export function messageTracePage(app, route) {
    */
   function show(trace) {
     for (const [key, element] of parts) {
-      const content = JSON.stringify([trace[key], key === "message" ? trace.dead_letters : null]);
+      const others = key === "message" ? [trace.dead_letters, trace.states] : null;
+      const content = JSON.stringify([trace[key], others]);
       if (known.get(key) === content || element.contains(document.activeElement)) continue;
       known.set(key, content);
       replace(element, draw[key](trace));
@@ -139,7 +143,32 @@ function statesOf(trace) {
   );
 }
 
-function messageOf(trace) {
+/** The actions on a message that a consumer may still get: none while one is working on it. */
+function waitingActions(app, trace, name, reload) {
+  const states = trace.states.map((one) => one.state);
+  const waits = ["waiting", "delayed", "retrying"];
+  if (states.includes("delivered") || (states.length && !states.some((one) => waits.includes(one))))
+    return null;
+  const id = trace.message_id;
+  const run = (act) => async () => {
+    if (await act()) await reload();
+  };
+  const now = () =>
+    attempt(() => api.rescheduleMessage(name, id, { delay: "0s" })).then((done) => {
+      if (done) notice(`${id} is delivered now.`);
+      return done;
+    });
+  const isHeld = states.some((one) => one === "delayed" || one === "retrying");
+  return h(
+    "div",
+    { class: "actions" },
+    isHeld ? app.button("Deliver now", "operator", run(now)) : null,
+    app.button("Reschedule", "operator", run(() => rescheduleMessage(name, id))),
+    app.button("Cancel message", "operator", run(() => cancelMessage(name, id)), "danger"),
+  );
+}
+
+function messageOf(app, trace, name, reload) {
   const message = trace.message;
   if (!message)
     return trace.deadLetters.length
@@ -153,6 +182,7 @@ function messageOf(trace) {
   return h(
     "section",
     { class: "card", "aria-label": "The message" },
+    waitingActions(app, trace, name, reload),
     payloadView(message),
     messageFacts(message),
     propertyTables(message),
