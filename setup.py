@@ -38,6 +38,7 @@ COMPILED_MODULES = (
     "message.py",
     "clock.py",
     "metrics.py",
+    "placement.py",
     "bench/tally.py",
     "bench/traffic.py",
     "bulk/column_builders.py",
@@ -82,7 +83,7 @@ BUILD = Path("build")
 # larger chunk is faster code and a longer compilation. The values are prefixes of module names;
 # modules that no prefix matches, and the runtime of mypyc, are the last chunk.
 CHUNKS = {
-    "queues": ("sluice.queues.", "sluice.message"),
+    "queues": ("sluice.queues.", "sluice.message", "sluice.placement"),
     "broker": ("sluice.broker.", "sluice.wire."),
     "cluster": ("sluice.cluster.",),
     "store": ("sluice.store.",),

@@ -29,7 +29,7 @@ import uvloop
 
 from sluice.bench.procfs import cpu_of
 from sluice.client import Client
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.placement import cell_of, cell_of_queue
 
 BODY = os.urandom(1024)
 QUEUES = 8

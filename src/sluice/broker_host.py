@@ -25,7 +25,6 @@ from sluice.broker.limits import Limits
 from sluice.broker.net import ConnectionLimits
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_core import BrokerCore, LogEvent, parse_rules
-from sluice.cluster.membership import cell_of_queue
 from sluice.config.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.config.settings import Settings
 from sluice.errors import (
@@ -37,6 +36,7 @@ from sluice.errors import (
     StoreFailed,
     StoreUnavailable,
 )
+from sluice.placement import cell_of_queue
 from sluice.process.logs import hide_secrets
 from sluice.process.memory_watermark import MemoryWatermark
 from sluice.queues.commit_loop import CommitListener, CommitLoop

@@ -191,14 +191,3 @@ def decode_headers(headers: bytes) -> list[tuple[str, str]]:
         pairs.append((name.decode(), headers[at + 2 : at + 2 + size].decode()))
         at += 2 + size
     return pairs
-
-
-def fnv1a32(key: bytes) -> i64:
-    """Return the FNV-1a hash of a key, 32 bits, which decides its partition."""
-    value: i64 = 0x811C9DC5
-    at: i64 = 0
-    size: i64 = len(key)
-    while at < size:
-        value = ((value ^ i64(key[at])) * 0x01000193) & 0xFFFF_FFFF
-        at += 1
-    return value

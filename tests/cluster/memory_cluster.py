@@ -15,11 +15,11 @@ from sluice.broker_host import BrokerHost
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
 from sluice.cluster.client_ingress import ClientIngress
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.cluster.node import Node
 from sluice.cluster.plain.bridge_frames import FrameReader, encode_frame
 from sluice.cluster.transport.streams import NoOwner, StreamLost, StreamProtocol, StreamTransport
 from sluice.config.settings import Settings
+from sluice.placement import cell_of, cell_of_queue
 from sluice.queues.engine import Engine
 from sluice.store.memory import MemoryStore
 from sluice.store_opener import CellStore

@@ -17,7 +17,9 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "src"
 
 # Every module may import these; "" is the package `sluice` itself, which has only the version.
-SHARED_MODULES = frozenset({"", "backoff", "message", "errors", "clock", "metrics", "units"})
+SHARED_MODULES = frozenset(
+    {"", "backoff", "message", "errors", "clock", "metrics", "placement", "units"}
+)
 
 # The packages and modules that each top-level package may import, besides itself and the shared
 # modules. A name includes everything below it.
@@ -84,7 +86,7 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "cluster.etcd": frozenset({"membership"}),
     "cluster.membership": frozenset(),
     "cluster.plain": frozenset({"transport"}),
-    "cluster.remote_queues": frozenset({"membership", "plain", "transport"}),
+    "cluster.remote_queues": frozenset({"plain", "transport"}),
     "cluster.transport": frozenset({"membership"}),
     "queues.bodies": frozenset({"model"}),
     "queues.bulk": frozenset({"flow", "log", "model"}),

@@ -32,7 +32,6 @@ from sluice.broker.sessions import (
     TopicBinding,
 )
 from sluice.broker.turn import Turn
-from sluice.cluster.membership import cell_of
 from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
     ABANDONED,
@@ -52,6 +51,7 @@ from sluice.cluster.remote_queues.routing import ALL_CELLS, NO_CELL, cell_of_fil
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies, set_message_id
 from sluice.cluster.remote_queues.session_proxy import make_connect
 from sluice.errors import QueueError
+from sluice.placement import cell_of
 from sluice.queues.log import PART_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC

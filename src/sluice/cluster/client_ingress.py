@@ -13,9 +13,9 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sluice.cluster.membership import cell_of
 from sluice.cluster.transport import StreamTransport, make_greeting
 from sluice.errors import ProtocolViolation
+from sluice.placement import cell_of
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, V311, Connack, Connect, Packet

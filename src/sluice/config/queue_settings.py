@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 
 from sluice.alerts import SsrfGuard
-from sluice.cluster.membership import cell_of_queue
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, InvalidQueueConfig, SluiceError
 from sluice.json_schema import find_schema_error
+from sluice.placement import cell_of_queue
 from sluice.queues.compacted import ExclusiveRules
 from sluice.queues.model import QueueRules
 from sluice.queues.service import (

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_cells
+from sluice.cluster.membership.placement import place_cells
+from sluice.placement import cell_of, cell_of_queue
 
 CELLS = 60
 QUEUES = 1000

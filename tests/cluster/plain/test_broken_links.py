@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sluice.client import Backoff, Client, Will
-from sluice.cluster.membership.placement import cell_of
 from sluice.cluster.plain.node_inbox import RETENTION_SECONDS, NodeInbox, entry_key
+from sluice.placement import cell_of
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import client_in, queue_in, two_nodes
 from tests.cluster.real_nodes.chaos import ProxiedNodes

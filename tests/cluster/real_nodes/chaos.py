@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sluice.client import Backoff, Client, ConnectFailed
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.placement import cell_of, cell_of_queue
 from tests.cluster.real_nodes.node_processes import CELLS, ClusterLoad, Nodes
 from tests.cluster.real_nodes.owner_epochs import OwnerEpochs, refused
 from tests.support.etcd_process import EtcdProcess

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sluice.client import Backoff, Client, OutgoingMessage
-from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.placement import cell_of, cell_of_queue
 from tests.cluster.kit import until
 from tests.cluster.plain.test_broken_links import Reader
 from tests.cluster.real_nodes.node_processes import CELLS, ClusterLoad, Nodes

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.broker.limits import Limits
 from sluice.broker.net.memory_transport import connect_in_memory
-from sluice.cluster.membership.placement import cell_of
 from sluice.cluster.remote_queues.session_proxies import RemoteSessionEnder
 from sluice.cluster.transport.stream_acceptor import PROXY_GREETING
+from sluice.placement import cell_of
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connack, Connect, Disconnect
 from tests.cluster.kit import until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import InvalidQueueName, MessageTooLarge, QueueFull
-from sluice.message import fnv1a32
+from sluice.placement import fnv1a32
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST, STRICT
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, MemoryBackend

@@ -9,7 +9,7 @@ from sluice.cluster.membership.coordinator import (
 from sluice.cluster.membership.directory import Directory
 from sluice.cluster.membership.kv import Change, CoordinationKv, CoordinatorUnavailable, Lease
 from sluice.cluster.membership.membership import Membership
-from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_cells
+from sluice.cluster.membership.placement import place_cells
 
 __all__ = [
     "LINK_PROTOCOL_VERSION",
@@ -22,7 +22,5 @@ __all__ = [
     "Lease",
     "Membership",
     "NodeInfo",
-    "cell_of",
-    "cell_of_queue",
     "place_cells",
 ]

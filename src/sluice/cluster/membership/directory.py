@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
-from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_cells
+from sluice.cluster.membership.placement import place_cells
+from sluice.placement import cell_of, cell_of_queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import json
 from typing import Final
 
 from sluice.broker.queue_topics import INVALID, QUEUE_PREFIX, parse_queue_topic
-from sluice.cluster.membership import cell_of, cell_of_queue
+from sluice.placement import cell_of, cell_of_queue, queue_in_topic
 from sluice.wire.topics import has_wildcard
 
 ADMIN_QUEUE_PREFIX: Final = b"$admin/queue/"
@@ -29,7 +29,7 @@ def cell_of_topic(topic: bytes, payload: bytes, cells: int) -> int:
     if topic.startswith(RESPONSES_PREFIX):
         return _cell_of_name(topic[len(RESPONSES_PREFIX) :].split(b"/", 1)[0], cells)
     if topic.startswith(QUEUE_PREFIX):
-        return cell_of_queue(_queue_in_topic(topic), cells)
+        return cell_of_queue(queue_in_topic(topic), cells)
     if topic.startswith(ECQ_WRITE_PREFIX):
         return _cell_of_name(topic[len(ECQ_WRITE_PREFIX) :].split(b"/", 1)[0], cells)
     if topic == ADMIN_QUEUE_PREFIX + b"create":
@@ -63,12 +63,6 @@ def cell_of_filter(topic_filter: bytes, cells: int) -> int:
     else:
         return NO_CELL
     return ALL_CELLS if has_wildcard(name) else _cell_of_name(name, cells)
-
-
-def _queue_in_topic(topic: bytes) -> bytes:
-    name = topic[len(QUEUE_PREFIX) :]
-    cut = name.find(b"/$")
-    return name if cut < 0 else name[:cut]
 
 
 def _cell_of_name(name: bytes, cells: int) -> int:

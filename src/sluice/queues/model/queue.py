@@ -6,8 +6,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.message import fnv1a32
 from sluice.metrics import Histogram
+from sluice.placement import fnv1a32
 from sluice.queues.log import NoteReader, NoteWriter
 from sluice.queues.model.admission import NOT_PAUSED, Pause
 from sluice.queues.model.containers.last_values import LastValues

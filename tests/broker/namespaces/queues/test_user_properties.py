@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.message import fnv1a32
+from sluice.placement import fnv1a32
 from sluice.wire.packets import V311, Ack, Publish
 from sluice.wire.properties import PUBACK
 from tests.broker.kit import MIDDAY

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sluice.errors import InvalidQueueConfig
-from sluice.message import fnv1a32
+from sluice.placement import fnv1a32
 from sluice.queues.model.queue_rules import ANY_ORDER, PER_KEY, STRICT
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, Worker
