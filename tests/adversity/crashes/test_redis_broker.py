@@ -47,6 +47,18 @@ async def test_nothing_confirmed_is_lost_when_broker_and_redis_are_killed_in_tur
     assert ledger.plain_confirmed
 
 
+async def test_killed_broker_starts_again_without_waiting_for_its_own_lease(
+    start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    config = CONFIG.format(prefix=tmp_path.name).replace('"2s"', '"1h"')
+    for _ in range(2):
+        broker = start_broker(config, ["--store", redis_server.url])
+        broker.kill()
+    broker = start_broker(config, ["--store", redis_server.url])
+    assert "store taken from an ended process" in broker.log_text()
+    broker.stop()
+
+
 async def take(client: Client, count: int) -> list[bytes]:
     await client.subscribe(
         "$queue/jobs", qos=1, user=[("consumer-group", "g"), ("ack-mode", "puback")]

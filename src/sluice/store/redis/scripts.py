@@ -119,10 +119,13 @@ return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
 """
 )
 
-# KEYS: lease, fence. ARGV: owner, milliseconds. Takes the lease from its owner; returns the token.
+# KEYS: lease, fence. ARGV: owner, milliseconds, the owner to take the lease from ("" for any).
+# Returns the token, or -1 if another process is the owner or the lease has ended.
 FORCE_ACQUIRE: Final = Script(
     """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
+local owner = redis.call('GET', KEYS[1])
+if owner == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
+if ARGV[3] ~= '' and owner ~= ARGV[3] then return {-1} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {redis.call('INCR', KEYS[2])}
 """

@@ -26,6 +26,7 @@ from sluice.store.redis.keys import (
     retry_schedule_key,
 )
 from sluice.store.redis.options import RedisOptions
+from sluice.store.redis.ownership import owner_name
 
 COUNTER_NAMES = (
     "produced",
@@ -104,7 +105,8 @@ def collect_stats(channel: RedisChannel, keys: RedisKeys) -> StoreStats:
     consumer_names: dict[int, set[bytes]] = {}  # by identity of the group
     for batch in _batches(partitions):
         _add_partitions(channel, batch, consumer_names)
-    return StoreStats((owner or b"").decode(errors="replace"), int(frame or 0), queue_stats)
+    name = owner_name((owner or b"").decode(errors="replace"))
+    return StoreStats(name, int(frame or 0), queue_stats)
 
 
 def _batches(partitions: list[tuple[str, QueueStats]]) -> Iterator[list[tuple[str, QueueStats]]]:

@@ -10,15 +10,15 @@ the lease has expired.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from sluice.errors import StoreLocked
 from sluice.store.redis.connection import (
+    Argument,
     RedisChannel,
     RedisServer,
     retry_while_disconnected,
@@ -27,7 +27,8 @@ from sluice.store.redis.connection import (
 from sluice.store.redis.errors import error_text, is_transient
 from sluice.store.redis.keys import RedisKeys
 from sluice.store.redis.log import LossDetector
-from sluice.store.redis.scripts import ACQUIRE, FORCE_ACQUIRE, RELEASE, RENEW
+from sluice.store.redis.ownership.process_identity import ProcessIdentity, owner_name
+from sluice.store.redis.scripts import ACQUIRE, FORCE_ACQUIRE, RELEASE, RENEW, Script
 
 log = logging.getLogger(__name__)
 
@@ -40,54 +41,62 @@ class StoreLease:
         self._keys = [keys.lease, keys.fence]
         self._log = keys.log
         self._milliseconds = int(seconds * 1000)
-        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._process = ProcessIdentity.of_this_process()
+        self._owner = str(self._process)
         self.token = 0
 
     def acquire(self, channel: RedisChannel, location: str) -> None:
         """Take the store.
 
-        If the owner was killed, its lease expires, so wait for that time. An owner that renews its
-        lease meanwhile is alive, and the store stays locked.
+        If the owner was killed on this host, its process is gone, and the store is taken at once.
+        If it was killed elsewhere, its lease expires, so wait for that time. An owner that renews
+        its lease meanwhile is alive, and the store stays locked.
         """
         last_ttl = -1
         while True:
-            response = channel.execute(
-                [
-                    (
-                        self._keys[0],
-                        script_command(ACQUIRE, self._keys, self._owner, self._milliseconds),
-                    )
-                ]
-            )[0]
+            response = self._run(channel, ACQUIRE)
             if int(response[0]) > 0:
                 self.token = int(response[0])
                 return
+            owner = bytes(response[1]).decode(errors="replace")
+            if self._take_over_from_ended(channel, owner):
+                return
             ttl = int(response[2])
             if last_ttl >= 0 and ttl > last_ttl:
-                raise StoreLocked(location, bytes(response[1]).decode(errors="replace"))
+                raise StoreLocked(location, owner_name(owner))
             if last_ttl < 0:
-                owner = bytes(response[1]).decode(errors="replace")
                 log.warning(
                     "store has an owner, waiting for its lease to expire",
-                    extra={"owner": owner, "ms": ttl},
+                    extra={"owner": owner_name(owner), "ms": ttl},
                 )
             last_ttl = ttl
             time.sleep(min(_POLL_SECONDS, max(ttl, 1) / 1000))
+
+    def _take_over_from_ended(self, channel: RedisChannel, owner: str) -> bool:
+        """Take the store from an owner whose process has provably ended, unless it has another.
+
+        A write of the ended process may still be on its way; Redis refuses it by its token.
+        """
+        process = ProcessIdentity.parse(owner)
+        if process is None or not process.has_provably_ended(self._process):
+            return False
+        token = int(self._run(channel, FORCE_ACQUIRE, owner)[0])
+        if token > 0:
+            self.token = token
+            log.info("store taken from an ended process", extra={"owner": owner_name(owner)})
+        return token > 0
 
     def force_acquire(self, channel: RedisChannel) -> None:
         """Take the store from an owner that is known to be dead.
 
         If the owner is alive after all, the token prevents its writes.
         """
-        response = channel.execute(
-            [
-                (
-                    self._keys[0],
-                    script_command(FORCE_ACQUIRE, self._keys, self._owner, self._milliseconds),
-                )
-            ]
-        )[0]
-        self.token = int(response[0])
+        self.token = int(self._run(channel, FORCE_ACQUIRE, "")[0])
+
+    def _run(self, channel: RedisChannel, script: Script, *arguments: Argument) -> list[Any]:
+        command = script_command(script, self._keys, self._owner, self._milliseconds, *arguments)
+        response: list[Any] = channel.execute([(self._keys[0], command)])[0]
+        return response
 
     def renew(self, channel: RedisChannel) -> int:
         """Renew the lease and return the last frame in Redis."""
@@ -160,7 +169,7 @@ class LeaseRenewer:
 
 
 def read_owner(url: str, prefix: str, answer_seconds: float) -> str:
-    """Return the owner of the store, empty for none.
+    """Return the owner of the store, empty for none and for a process that has ended.
 
     A Redis that does not answer may have an owner: its error is returned instead.
     """
@@ -179,4 +188,8 @@ def read_owner(url: str, prefix: str, answer_seconds: float) -> str:
         return f"unknown ({error_text(fault)})"
     finally:
         server.close()
-    return bytes(owner or b"").decode(errors="replace")
+    found = bytes(owner or b"").decode(errors="replace")
+    process = ProcessIdentity.parse(found)
+    if process is not None and process.has_provably_ended(ProcessIdentity.of_this_process()):
+        return ""
+    return owner_name(found)
