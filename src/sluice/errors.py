@@ -488,6 +488,30 @@ class MissingKey(InvalidQueueConfig):
         )
 
 
+class InvalidSchedule(InvalidQueueConfig):
+    """A schedule that cannot run: its times, its message or its queue."""
+
+
+class ScheduleExists(QueueExists):
+    def __init__(self, name: str) -> None:
+        QueueError.__init__(
+            self, f"schedule {name!r} exists already", "Change it, or remove it first"
+        )
+
+
+class TooManySchedules(QueueError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"there are {limit} schedules, as many as allowed",
+            "Remove unused ones, or raise limits.max_schedules",
+        )
+
+
+class UnknownSchedule(QueueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no schedule {name!r}", "See `sluice schedule list`")
+
+
 class UnknownDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(

@@ -69,6 +69,7 @@ from sluice.queues.model import (
     RowBudget,
 )
 from sluice.queues.ports import Codec, Publisher
+from sluice.queues.schedules import Schedules
 from sluice.store.protocol import PID_OFFSET, decode_record
 
 
@@ -131,6 +132,8 @@ class Engine:
         self.publishing: Publishing = Publishing(
             state, self._appender, self.compaction, self.removal, self.dead_letters
         )
+
+        self.schedules: Schedules = Schedules(state, self.publishing, self.lifecycle)
 
         # Parts that deliver messages and end deliveries.
         self.settlement: Settlement = Settlement(
@@ -412,6 +415,7 @@ class Engine:
         """Run the timers that are due. Return the time of the next call, 0.0 for none."""
         self.state.now = now
         self._run_due_timers()
+        self.schedules.run_due()
         if self.exclusive.sweep_due_at and self.exclusive.sweep_due_at <= now:
             self.exclusive.apply_retention(now)
         self._dispatch_scheduled()
@@ -452,6 +456,9 @@ class Engine:
         """Return the time of the next wake-up, 0.0 for none."""
         first = self.timers.next_due()
         due = self.exclusive.sweep_due_at
+        if due and (first == 0.0 or due < first):
+            first = due
+        due = self.schedules.next_due()
         return due if due and (first == 0.0 or due < first) else first
 
 

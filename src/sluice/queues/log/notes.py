@@ -39,6 +39,9 @@ TOKEN_SECRET: Final = 14  # the secret from which delivery tokens are derived
 QUEUE_PAUSED: Final = 16  # qid, then the pause: time (0: resumed), operator, reason
 GROUP_ADMISSION: Final = 17  # gid, pause as above, when its breaker opened (0: closed)
 RESCHEDULED: Final = 18  # pid, seq, new due time, new expiry in seconds (0: never)
+SCHEDULE_STORED: Final = 19  # a new or changed schedule: `Schedule.write`
+SCHEDULE_REMOVED: Final = 20  # name
+SCHEDULE_RAN: Final = 21  # name, last handled tick, how many runs, the run: `Run.write`
 
 # ---- broker state
 

@@ -180,6 +180,7 @@ class EngineLoader:
                         engine.timers.schedule_retry(lease, lease.retry_at)
                     cursor.rebuild()
         engine.control.finish_recovery()
+        engine.schedules.finish_recovery()
         engine.exclusive.finish_recovery(engine.now)
 
     def _restore_delay(self, partition: Partition, seq: int, due_at: float) -> None:
@@ -353,6 +354,8 @@ class EngineLoader:
                 load_admission(note, group.admission)
         elif kind == notes.RESCHEDULED:
             load_rescheduled(note, engine.partitions)
+        elif notes.SCHEDULE_STORED <= kind <= notes.SCHEDULE_RAN:
+            engine.schedules.load(note)
         else:
             self._apply_lifecycle(note)
 

@@ -44,7 +44,7 @@ from sluice.queues.model import (
     write_events,
 )
 
-VERSION: Final = 10
+VERSION: Final = 11
 # Since then, last values are unordered, and stored with the gaps of shared queues.
 UNORDERED_SINCE: Final = 5
 # Since then, retries have the token of the failed delivery.
@@ -60,6 +60,8 @@ COUNTERS_SINCE: Final = 9
 ADMISSION_SINCE: Final = 9
 # Since then: cancelled messages are counted, and delayed messages have their publisher's ids.
 COMMANDS_SINCE: Final = 10
+# Since then: schedules.
+SCHEDULES_SINCE: Final = 11
 # The oldest version that can be read: before compacted queues.
 OLDEST_VERSION: Final = 3
 
@@ -79,6 +81,7 @@ def write_state(engine: Engine) -> NoteWriter:
     out.write_bytes(engine.tokens.secret)
     engine.broker_state.write_snapshot(out)
     engine.batches.fences.write_snapshot(out, engine.now)
+    engine.schedules.write_snapshot(out)
     out.write_int(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine)
@@ -209,6 +212,8 @@ class SnapshotReader:
             engine.tokens.secret = note.read_bytes()
         engine.broker_state.load_snapshot(note)
         engine.batches.fences.load_snapshot(note)
+        if note.kind >= SCHEDULES_SINCE:
+            engine.schedules.load_snapshot(note)
         for _ in range(note.read_int()):
             self._read_queue(note)
         if note.kind > OLDEST_VERSION:
