@@ -278,6 +278,50 @@ def test_retry_that_is_due_is_postponed(engine: EngineUnderTest) -> None:
     assert worker.ack_all() == [b"fails"]
 
 
+@pytest.mark.parametrize("priority", [0, 5])
+def test_parked_message_that_is_delayed_is_delivered_once(
+    make_engine: MakeEngine, priority: int
+) -> None:
+    engine = make_engine(batch_size=2)
+    worker = engine.worker()
+    for name in (b"a", b"b", b"parked"):
+        engine.publish(name, key=b"k", priority=priority)
+    first, second = worker.lease_all()
+    for _ in range(2):
+        reschedule(engine, generated_id(engine, 2), 5.0)
+        engine.advance(6)  # it is due, and parked again
+    worker.ack(first)
+    worker.ack(second)
+    assert worker.payloads() == [b"parked"]
+    assert worker.ack_all() == [b"parked"]
+    assert (engine.ledger().acked, engine.ledger().balance()) == (3, 0)
+
+
+def test_message_moved_while_its_expiry_reads_the_body_is_delivered(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(message_ttl=60.0, expired_to_dlq=True, cache_bytes=0)
+    engine.publish(b"saved")
+    engine.group()
+    engine.loop.now = engine.loop.next_timer() + 1.0
+    engine.loop.fire_timers()  # the search for expired messages plans to read the body
+    reschedule(engine, generated_id(engine, 0), 30.0)
+    engine.advance(31)
+    assert engine.worker().ack_all() == [b"saved"]
+
+
+def test_message_of_a_frame_in_commit_is_delayed_when_it_becomes_visible(
+    engine: EngineUnderTest,
+) -> None:
+    group = engine.group()
+    engine.send(b"later")
+    engine.commit_loop.end_turn()
+    reschedule_in_turn(engine, 0, 60.0)
+    while group.queue.partitions[0].committed_end == 0:
+        engine.loop.run_one()
+    assert group.count_delayed() == 1
+
+
 def test_message_is_rescheduled_before_its_commit(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.send(b"plain")

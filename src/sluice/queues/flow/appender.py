@@ -130,7 +130,10 @@ class Appender:
 
     def admit_after_commit(self, partition: Partition, seq: i64) -> None:
         """Admit a message that a command has rescheduled before its frame is committed."""
-        self._out_of_order.append((partition, int(seq), 0.0))
+        if partition.address(seq) < self._state.frame_builder.base_address():
+            self._out_of_order_committing.append((partition, int(seq), 0.0))
+        else:
+            self._out_of_order.append((partition, int(seq), 0.0))
 
     def on_frame_closed(self) -> None:
         self._out_of_order_committing = self._out_of_order

@@ -63,6 +63,7 @@ _NO_READY_KEYS: Final[dict[int, int]] = {}
 _NO_FIFOS: Final[dict[object, SeqFifo]] = {}
 _NO_HEAPS: Final[dict[object, list[int]]] = {}
 _NO_GATED: Final[dict[int, list[int]]] = {}
+_NO_STALE: Final[dict[int, int]] = {}
 _NO_RANKS: Final[list[int]] = []
 _NO_ACKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
@@ -123,6 +124,8 @@ class Cursor(NoteSource):
         # The same for messages that are ordered by priority.
         self._parked_out_of_order: dict[object, list[int]] = _NO_HEAPS
         self._parked_count: i64 = 0
+        # Parked messages that a command has delayed: how many entries of each to skip.
+        self._stale_parked: dict[int, int] = _NO_STALE
         # Keys behind an older partition that is not drained: see `PartitionGate`.
         self._gated: dict[int, list[int]] = _NO_GATED
         # Below this sequence, unscanned messages may already be leased.
@@ -325,7 +328,9 @@ class Cursor(NoteSource):
         self._gated = _NO_GATED
         for sequences in gated.values():
             self._parked_count -= len(sequences)
-            live_seqs = [seq for seq in sequences if self._is_deliverable(seq)]
+            live_seqs = [
+                seq for seq in sequences if not self._take_stale(seq) and self._is_deliverable(seq)
+            ]
             for rank in sorted([_rank(seq, self.partition.priority(seq)) for seq in live_seqs]):
                 seq: i64 = i64(rank) & SEQUENCE_MASK
                 self.admit_out_of_order(seq, self.partition.priority(seq))
@@ -353,6 +358,35 @@ class Cursor(NoteSource):
         if key_hash:
             self._release_key(key_hash)
 
+    def withdraw_until_due(self, seq: i64, was_out_of_order: bool) -> None:
+        """Remove a message that a command has delayed; it is admitted again when it is due.
+
+        `was_out_of_order`: it was admitted before, independently of the scan.
+        """
+        if int(seq) in self._ready_key_hashes:
+            self.withdraw(seq)
+        elif (
+            (was_out_of_order or seq < self.scan_position)
+            and not self.is_settled(seq)
+            and self.key_hash_of(seq)
+        ):
+            if self._stale_parked is _NO_STALE:
+                self._stale_parked = {}
+            self._stale_parked[int(seq)] = self._stale_parked.get(int(seq), 0) + 1
+
+    def _take_stale(self, seq: i64) -> bool:
+        """Return whether this entry of a parked message has become invalid."""
+        if not self._stale_parked:
+            return False
+        count: i64 = self._stale_parked.get(int(seq), 0)
+        if count == 0:
+            return False
+        if count == 1:
+            del self._stale_parked[int(seq)]
+        else:
+            self._stale_parked[int(seq)] = int(count) - 1
+        return True
+
     def _release_key(self, key_hash: i64) -> None:
         """Count one active message of this key less, and choose the next parked ones."""
         boxed_key: object = int(key_hash)
@@ -367,7 +401,7 @@ class Cursor(NoteSource):
                 if rank < 0:
                     break
                 seq: i64 = rank & SEQUENCE_MASK
-                if self._is_deliverable(seq):
+                if not self._take_stale(seq) and self._is_deliverable(seq):
                     self._push_ready(seq, key_hash, int(rank))
                     active += 1
         if active > 0:
@@ -376,16 +410,8 @@ class Cursor(NoteSource):
             del self._active_by_key[boxed_key]
 
     def _is_deliverable(self, seq: i64) -> bool:
-        """Return whether a parked message is still to be delivered when its turn comes.
-
-        One that a command has delayed meanwhile is admitted again when it is due.
-        """
-        partition = self.partition
-        return (
-            partition.holds(seq)
-            and not self.is_settled(seq)
-            and not (partition.rescheduled and int(seq) in partition.delayed_seqs)
-        )
+        """Return whether a parked message is still to be delivered when its turn comes."""
+        return self.partition.holds(seq) and not self.is_settled(seq)
 
     def _pop_parked(self, boxed_key: object) -> i64:
         """Remove and return the first parked message of a key as a rank; -1 if there is none."""
@@ -629,6 +655,7 @@ class Cursor(NoteSource):
         self._parked = _NO_FIFOS
         self._parked_out_of_order = _NO_HEAPS
         self._parked_count = 0
+        self._stale_parked = _NO_STALE
         self._gated = _NO_GATED
         for lease in self.leases.values():
             lease.key_hash = self.key_hash_of(lease.seq)

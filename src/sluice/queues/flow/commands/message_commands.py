@@ -119,17 +119,18 @@ class MessageCommands:
 
     def _delay(self, partition: Partition, seq: i64, due_at: float) -> None:
         """Let no group choose the message until it is due."""
-        flags = partition.flags(seq)
+        is_out_of_order = partition.flags(seq) & (DELAYED | PRIORITY_MASK) != 0
+        was_admitted = is_out_of_order and int(seq) not in partition.delayed_seqs
         partition.mark_delayed(seq)
         if seq >= partition.committed_end:
             # One with a delay or a priority is already among those to admit.
-            if flags & (DELAYED | PRIORITY_MASK) == 0:
+            if not is_out_of_order:
                 self._appender.admit_after_commit(partition, seq)
             return
         self._timers.schedule_delayed(partition, seq, due_at)
         for cursor in partition.cursors:
             if int(seq) not in cursor.leases:
-                cursor.withdraw(seq)
+                cursor.withdraw_until_due(seq, was_admitted)
                 self._schedule.add_cursor(cursor)
 
     def _promote(self, partition: Partition, seq: i64) -> None:

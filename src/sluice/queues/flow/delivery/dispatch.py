@@ -370,7 +370,8 @@ class Dispatch:
         cursor = read.cursor
         lease = read.lease
         if read.purpose == FOR_EXPIRY:
-            self._retention.expire_message(read.partition, seq, message)
+            # A command may have moved the expiry during the read.
+            self._retention.expire_if_due(read.partition, seq, message)
         elif read.purpose == FOR_DEAD_LETTER:
             if lease is not None:
                 self._settlement.on_dead_letter_body(lease, message, read.reason)
