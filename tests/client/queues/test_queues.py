@@ -318,15 +318,16 @@ async def test_publish_with_lost_acknowledgement_is_resent_and_stored_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("p-1") as client:
+        await sluice_broker.publish("jobs", "first")
         sending = asyncio.create_task(client.publisher("jobs").send("once"))
         for _ in range(100):
-            if sluice_broker.depth("jobs"):
+            if sluice_broker.depth("jobs") == 2:
                 break  # stored, and the PUBACK is not read yet
             await asyncio.sleep(0)
         assert not sending.done()
         sluice_broker.disconnect_clients()
         await sending
-    assert [one.payload for one in sluice_broker.messages("jobs")] == [b"once"]
+    assert [one.payload for one in sluice_broker.messages("jobs")] == [b"first", b"once"]
 
 
 async def test_with_a_resumed_session_nothing_is_delivered_twice(

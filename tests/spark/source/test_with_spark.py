@@ -58,15 +58,15 @@ def test_view_in_sql_is_read_and_inserted_into(spark: SparkSession, harness: Spa
     harness.make()
     harness.fill(["a", "b"])
     where = f"url '{harness.url}', subscribe '{harness.queue}', queue '{harness.queue}'"
-    spark.sql(f"CREATE TEMPORARY VIEW pending USING sluice OPTIONS ({where})")
+    spark.sql(f"CREATE TEMPORARY VIEW sql_messages USING sluice OPTIONS ({where})")
     try:
-        [row] = spark.sql("SELECT count(*) AS messages FROM pending").collect()
-        spark.sql("INSERT INTO pending (value, key) VALUES (cast('c' AS binary), NULL)")
+        [row] = spark.sql("SELECT count(*) AS messages FROM sql_messages").collect()
+        spark.sql("INSERT INTO sql_messages (value, key) VALUES (cast('c' AS binary), NULL)")
         assert (row.messages, sorted(harness.values())) == (2, ["a", "b", "c"])
     finally:
-        spark.catalog.dropTempView("pending")
+        spark.catalog.dropTempView("sql_messages")
     with pytest.raises(PySparkException, match=r"table of the catalog.*TEMPORARY VIEW"):
-        spark.sql(f"CREATE TABLE pending USING sluice OPTIONS ({where})")
+        spark.sql(f"CREATE TABLE sql_messages USING sluice OPTIONS ({where})")
 
 
 def test_thread_that_has_called_session_writes_to_a_queue(
