@@ -67,7 +67,19 @@ def test_dead_letter_is_opened_redriven_and_acked_by_a_worker(
     expect(page.locator(".state-card .tag")).to_have_text("acked")
     page.get_by_role("link", name="images").click()
     ledger = page.get_by_role("region", name="Ledger of group resizer").locator("tbody td")
-    counts = ["3", "0", "0", "0", "2", "1", "0", "0", "0", re.compile(r"\d+"), "0"]
+    counts: list[str | re.Pattern[str]] = [
+        "3",
+        "0",
+        "0",
+        "0",
+        "2",
+        "1",
+        "0",
+        "0",
+        "0",
+        re.compile(r"\d+"),
+        "0",
+    ]
     expect(ledger).to_have_text(counts)
 
 
