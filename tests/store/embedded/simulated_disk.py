@@ -185,6 +185,9 @@ class Disk(FileSystem):
             inode.synced = bytes(inode.data[:end]) + inode.synced[end:]
         self._check()
 
+    def start_writeback(self, fd: int, at: int, size: int) -> None:
+        """A power cut may keep any part of unsynced bytes, with or without it."""
+
     def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
         """Write only a few zeros.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,9 @@ class WatchedFiles(FileSystem):
         super().__init__()
         self.writers: list[int] = []
         self.synced = threading.Event()
+        self.syncs_directory = threading.Event()
+        self.may_sync_directories = threading.Event()
+        self.may_sync_directories.set()
         self.fails = False
 
     def write(self, fd: int, parts: list[bytes], at: int) -> None:
@@ -96,6 +100,11 @@ class WatchedFiles(FileSystem):
     def sync(self, fd: int) -> None:
         super().sync(fd)
         self.synced.set()
+
+    def sync_directory(self, path: str) -> None:
+        self.syncs_directory.set()
+        assert self.may_sync_directories.wait(TIMEOUT_SECONDS)
+        super().sync_directory(path)
 
     def _note_frame(self, parts: list[bytes]) -> None:
         if len(parts) == 2:
@@ -126,19 +135,21 @@ def commit_until_direct(store: StoreUnderTest, files: WatchedFiles) -> int:
 
 
 def is_written_directly(store: StoreUnderTest, files: WatchedFiles, seq: int) -> bool:
-    """Commit a frame; return whether the loop wrote it, which it must not do within `commit`."""
+    """Commit a frame; return whether the loop wrote it. It must not sync it within `commit`."""
     done: list[int] = []
+    files.synced.clear()
     store.start_commit(message(seq), done=lambda: done.append(1))
-    count_in_turn = len(files.writers)
+    if files.writers[-1] == threading.get_ident():
+        assert not files.synced.is_set()
     assert not done
     store.loop.turn_until(lambda: bool(done))
     if files.writers[-1] != threading.get_ident():
         return False
-    assert count_in_turn == len(files.writers) - 1
+    assert files.synced.is_set()
     return True
 
 
-def test_loop_writes_frames_itself_after_the_turn(
+def test_loop_writes_frames_itself_and_syncs_them_after_the_turn(
     direct: StoreUnderTest, files: WatchedFiles
 ) -> None:
     end = commit_until_direct(direct, files)
@@ -148,9 +159,7 @@ def test_loop_writes_frames_itself_after_the_turn(
     direct.store.close()
 
 
-def test_frame_that_waits_for_the_loop_precedes_later_jobs(
-    direct: StoreUnderTest, files: WatchedFiles
-) -> None:
+def test_frame_of_the_loop_precedes_later_jobs(direct: StoreUnderTest, files: WatchedFiles) -> None:
     """A snapshot that began before the frame was written would not cover its messages."""
     seq = commit_until_direct(direct, files)
     done: list[int] = []
@@ -163,12 +172,39 @@ def test_frame_that_waits_for_the_loop_precedes_later_jobs(
     direct.store.close()
 
 
-def test_frame_that_waits_for_the_loop_is_written_when_the_store_closes(
+def test_frame_of_the_loop_is_synced_when_the_store_closes(
     direct: StoreUnderTest, files: WatchedFiles
 ) -> None:
     seq = commit_until_direct(direct, files)
+    files.synced.clear()
     direct.start_commit(message(seq), done=lambda: None)
+    direct.store.close()
+    assert files.synced.is_set()
     assert (1, seq) in direct.reopen().loaded.addresses()
+    direct.store.close()
+
+
+def test_loop_does_not_wait_for_another_job_of_the_thread(
+    direct: StoreUnderTest, files: WatchedFiles
+) -> None:
+    first = commit_until_direct(direct, files)
+    done: list[int] = []
+    for seq in range(first, first + 50):
+        done = []
+        count = len(files.writers)
+        direct.start_commit(message(seq), done=partial(done.append, 1))
+        if files.writers[count:] == [threading.get_ident()]:
+            break
+        direct.loop.turn_until(partial(bool, done))
+    assert not done
+    files.syncs_directory.clear()
+    files.may_sync_directories.clear()
+    direct.store.seal_segment()
+    assert files.syncs_directory.wait(TIMEOUT_SECONDS)
+    direct.loop.turn_once()
+    assert not done, "the thread has to sync it"
+    files.may_sync_directories.set()
+    direct.loop.turn_until(lambda: bool(done))
     direct.store.close()
 
 

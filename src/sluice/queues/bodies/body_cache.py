@@ -53,9 +53,10 @@ class BodyCache:
         return message
 
     def drop(self, partition: Partition, seq: i64) -> None:
-        message = partition.cached_bodies.pop(int(seq), None)
-        if message is not None:
-            self.used_bytes -= message.cached_bytes
+        boxed_seq: object = int(seq)
+        if boxed_seq in partition.cached_bodies:  # rarely: it was taken when it was delivered
+            self.used_bytes -= partition.cached_bodies[boxed_seq].cached_bytes
+            del partition.cached_bodies[boxed_seq]
 
     def forget_partition(self, partition: Partition) -> None:
         """Drop the bodies of a deleted partition."""
@@ -101,8 +102,9 @@ class BodyCache:
 
     def take_prefetched(self, cursor: Cursor, seq: object) -> Message | None:
         """Remove and return a prefetched body."""
-        message = cursor.prefetched_bodies.pop(seq, None)
+        message = cursor.prefetched_bodies.get(seq)
         if message is not None:
+            del cursor.prefetched_bodies[seq]
             self._subtract_prefetched(message)
         return message
 

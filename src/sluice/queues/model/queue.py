@@ -186,12 +186,17 @@ class Queue:
             out.write_int(location)
 
     def load_delayed_ids(self, note: NoteReader) -> None:
+        """Load the ids, after the partitions; raise ValueError for one of another queue."""
         count = note.read_int()
         if count:
             self.delayed_ids = {}
+        pids = [int(partition.pid) for partition in self.partitions] if count else []
         for _ in range(count):
             message_id = note.read_bytes()
-            self.delayed_ids[message_id] = int(note.read_int())
+            location = int(note.read_int())
+            if location >> SEQUENCE_BITS not in pids:
+                raise ValueError(f"{message_id!r} is in a partition of another queue")
+            self.delayed_ids[message_id] = location
 
     def id_stored_at(self, message_id: bytes) -> float:
         """Return when a message with this id was last stored, or 0.0 if that is unknown."""

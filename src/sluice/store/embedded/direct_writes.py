@@ -1,10 +1,11 @@
 """Decides which frames the loop writes itself instead of handing them to the writer thread.
 
 A hand-over wakes two threads, which then compete for the GIL: 100 to 200 us of CPU for each frame,
-about as long as a fast disk takes to sync it. So while syncs are fast, the loop writes and waits.
-Slow syncs would delay every connection: the first one ends direct writes for a multiple of its
-duration, so slow syncs cost the loop at most a twentieth of its time. Then syncs in the writer
-thread must prove that the disk is fast again. On a slow disk they never do.
+about as long as a fast disk takes to sync it. So while syncs are fast, the loop writes a frame,
+does other work while the disk begins, and waits for the rest. Slow syncs would delay every
+connection: the first one ends direct writes for a multiple of its duration, so slow syncs cost the
+loop at most a twentieth of its time. Then syncs in the writer thread must prove that the disk is
+fast again. On a slow disk they never do.
 
 This module measures nothing itself and knows no file.
 """
@@ -46,7 +47,7 @@ class DirectWrites:
         return self._is_fast and size <= MAX_DIRECT_BYTES
 
     def record_direct(self, size: i64, seconds: float, now: float) -> None:
-        """Record a sync that the loop waited for."""
+        """Record the time that the loop took to write and sync a frame."""
         adjusted = seconds - float(size) * SECONDS_PER_BYTE
         self._average_seconds += (adjusted - self._average_seconds) / 8.0
         if adjusted > self._slow_seconds or self._average_seconds > self._fast_seconds:

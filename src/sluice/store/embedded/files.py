@@ -183,6 +183,18 @@ class FileSystem:
             self.write(fd, [b"".join(parts)[written:]], at + written)
             self.sync(fd)
 
+    def start_writeback(self, fd: int, at: int, size: int) -> None:
+        """Begin to store written bytes, without waiting: a later `sync` waits for less.
+
+        Nothing depends on it. A failure shows in that sync.
+        """
+        if _WRITEBACK_ADVICE < 0:
+            return
+        try:
+            os.posix_fadvise(fd, at, size, _WRITEBACK_ADVICE)
+        except OSError:
+            pass  # not every file system takes advice
+
     def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
         """Write zeros where the file will grow, without waiting; return whether it worked.
 
@@ -194,9 +206,9 @@ class FileSystem:
         try:
             if os.pwrite(fd, zeros, at) < len(zeros):
                 return False
-            os.posix_fadvise(fd, at, len(zeros), _WRITEBACK_ADVICE)
         except OSError:
             return False  # perhaps the disk is full; only the write of a frame decides that
+        self.start_writeback(fd, at, len(zeros))
         return True
 
     def read(self, fd: int, size: int, at: int) -> bytes:

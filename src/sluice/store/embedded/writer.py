@@ -6,10 +6,11 @@ after a failed write or sync the content of the disk is unknown (the kernel may 
 dirty pages and forgotten the error). So nothing is retried, nothing more is acknowledged, and the
 next start recovers.
 
-While the disk is fast (`direct_writes`), the loop writes frames itself, in a callback of its own,
-after the output of the turn. It does so only if the thread has finished every job, and the file
-lock excludes the delayed sync of the thread. If something else is due with a commit (a new segment,
-zeros, the timer of a delayed sync, a look at the free space), the thread gets that commit.
+While the disk is fast (`direct_writes`), the loop writes frames itself: it writes at once, lets the
+disk begin, and syncs in a callback of its own, after the output of the turn and one look at the
+sockets. It does so only if the thread has finished every job, and the file lock excludes the
+delayed sync of the thread. If something else is due with a commit (a new segment, zeros, the timer
+of a delayed sync, a look at the free space), the thread gets that commit.
 
 A commit acquires the GIL twice, and a busy loop rarely releases it. With Python's switch interval
 of 5 ms and a busy loop, the slowest 1 % of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20
@@ -47,6 +48,8 @@ _SPACE_CHECK_BYTES: Final = 4 << 20  # or after this many bytes
 # The open segment ends with zeros where small frames will be written: see `_preallocate`.
 _ZEROS: Final = bytes(1 << 20)
 _SMALL_FRAME_BYTES: Final = 128 << 10
+# The loop lets the disk begin with frames of this size: a smaller one takes little but its flush.
+_MIN_WRITEBACK_BYTES: Final = 16 << 10
 _PREALLOCATION_OFF: Final = 1 << 40  # beyond any segment: no preallocation in this one
 
 
@@ -62,6 +65,13 @@ class CommitJob(Job):
         self.count = count
         self.sync = sync
         self.fills_segment = fills_segment
+        self.done = done
+
+
+class SyncJob(Job):
+    """Sync the frame that the loop has written."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
         self.done = done
 
 
@@ -144,9 +154,9 @@ class LogWriter:
         self._file_lock = threading.Lock()  # held while a thread uses the files
         self._call_soon = call_soon  # None: the loop writes nothing itself
         self._direct_writes = direct_writes
-        self._direct_job: CommitJob | None = None  # the loop writes it soon
-        self._direct_lock = threading.Lock()  # `stop` may run in another thread than the loop
-        self._direct_callback: Callable[[], None] = self._write_direct
+        self._written_job: CommitJob | None = None  # written by the loop, which syncs it soon
+        self._write_seconds = 0.0  # how long the loop took to write it
+        self._sync_callback: Callable[[], None] = self._sync_direct
         # The thread will wake up without a job, and find that a sync is due.
         self._is_timer_set = False
         # Not `_thread`: in the compiled build that is `__thread`, a reserved word of C.
@@ -156,18 +166,14 @@ class LogWriter:
         self._worker.start()
 
     def submit(self, job: Job) -> None:
-        """Give a job to the thread, after a commit that the loop was to write."""
-        direct_job = self._take_direct_job()
-        if direct_job is not None:
-            self._put(direct_job)
-        self._put(job)
+        """Give a job to the thread."""
+        self._submitted += 1
+        self._jobs.put(job)
 
     def commit(self, job: CommitJob) -> None:
-        """Write a frame soon, in the loop or in the thread, and then notify its waiter."""
-        if self._call_soon is not None and self._may_write_directly(job):
-            self._direct_job = job
-            self._call_soon(self._direct_callback)
-        else:
+        """Write a frame, in the loop now or in the thread soon, and later notify its waiter."""
+        call_soon = self._call_soon
+        if call_soon is None or not self._write_direct(job, call_soon):
             self.submit(job)
 
     def stop(self) -> None:
@@ -176,24 +182,18 @@ class LogWriter:
         self._worker.join()
         self._files.close(self._fd)
 
-    def _put(self, job: Job) -> None:
-        self._submitted += 1
-        self._jobs.put(job)
-
     # -- in the loop
 
-    def _take_direct_job(self) -> CommitJob | None:
-        with self._direct_lock:
-            job, self._direct_job = self._direct_job, None
-        return job
-
     def _may_write_directly(self, job: CommitJob) -> bool:
-        """Return whether the loop may write a frame, and nothing else is due with it."""
+        """Return whether the loop may write a frame, and nothing else is due with it.
+
+        The file lock is held: a frame without a sync relies on the timer of the thread.
+        """
         size: i64 = len(job.frame)
         return (
             self._direct_writes.allows(size)
             and self._finished == self._submitted
-            and self._direct_job is None
+            and self._written_job is None
             and not self._has_failed
             and not job.fills_segment
             and not self._is_preallocation_due(size)
@@ -201,28 +201,57 @@ class LogWriter:
             and (job.sync or self._unsynced_frames > 0 or self._is_timer_set)
         )
 
-    def _write_direct(self) -> None:
-        """Write the frame that waits for the loop, unless the thread got it meanwhile."""
-        job = self._take_direct_job()
-        if job is None:
-            return
+    def _write_direct(
+        self, job: CommitJob, call_soon: Callable[[Callable[[], None]], object]
+    ) -> bool:
+        """Write a frame and let the disk begin; return False if the thread has to do it.
+
+        The sync is a callback of its own: meanwhile the loop writes the output of this turn and
+        reads the sockets once.
+        """
         if not self._file_lock.acquire(False):  # a delayed sync is in progress
-            self._put(job)
-            return
+            return False
         try:
-            if not job.sync and self._unsynced_frames == 0 and not self._is_timer_set:
-                self._put(job)  # the timer has just ended: the thread sets it again
-                return
+            if not self._may_write_directly(job):
+                return False
             started = time.monotonic()
-            self._write_frame(job)
+            at = self._offset
+            self._write_frame(job, False)
             if job.sync:
-                now = time.monotonic()
-                self._direct_writes.record_direct(len(job.frame), now - started, now)
+                if self._offset - at >= _MIN_WRITEBACK_BYTES:
+                    self._files.start_writeback(self._fd, int(at), int(self._offset - at))
+                self._write_seconds = time.monotonic() - started
+            self._written_job = job
         except Exception as error:
             self._fail(error)
-            return
+            return True
         finally:
             self._file_lock.release()
+        call_soon(self._sync_callback)
+        return True
+
+    def _sync_direct(self) -> None:
+        """Sync the frame that the loop has written, unless the thread has done so meanwhile."""
+        job, self._written_job = self._written_job, None
+        if job is None:
+            return
+        if job.sync:
+            if not self._file_lock.acquire(False):  # the thread executes a job of another caller
+                self.submit(SyncJob(job.done))
+                return
+            try:
+                if self._has_failed:
+                    return
+                started = time.monotonic()
+                self._sync()
+                now = time.monotonic()
+                seconds = self._write_seconds + now - started
+                self._direct_writes.record_direct(len(job.frame), seconds, now)
+            except Exception as error:
+                self._fail(error)
+                return
+            finally:
+                self._file_lock.release()
         job.done()
 
     # -- in the writer thread
@@ -262,6 +291,9 @@ class LogWriter:
                 self._check_free_space()
         elif isinstance(job, CommitJob):
             self._commit(job)
+        elif isinstance(job, SyncJob):
+            self._sync()
+            self._notify(job.done)
         elif isinstance(job, SnapshotJob):
             self._write_snapshot(job)
         elif isinstance(job, SealJob):
@@ -300,7 +332,7 @@ class LogWriter:
     def _commit(self, job: CommitJob) -> None:
         size: i64 = len(job.frame)
         started = time.monotonic()
-        if self._write_frame(job):
+        if self._write_frame(job, job.sync):
             now = time.monotonic()
             self._direct_writes.record_in_thread(size, now - started, now)
         self._notify(job.done)
@@ -311,8 +343,8 @@ class LogWriter:
         if self._is_space_check_due(0):
             self._check_free_space()
 
-    def _write_frame(self, job: CommitJob) -> bool:
-        """Write a frame, with a sync if it asks for one; return whether one call did both."""
+    def _write_frame(self, job: CommitJob, sync: bool) -> bool:
+        """Write a frame and, with `sync`, sync it; return whether one call did both."""
         body = job.frame
         first_address = self._segment << 32 | (self._offset + FRAME_HEADER_BYTES)
         if not collect_index_rows(self._rows, body, job.count, first_address):
@@ -322,7 +354,7 @@ class LogWriter:
         header = encode_frame_header(
             len(body), job.count, self._unsynced_frames, self._lsn + 1, self._salt
         )
-        syncs_with_write = job.sync and self._unsynced_frames == 0  # no older frame needs a sync
+        syncs_with_write = sync and self._unsynced_frames == 0  # no older frame needs a sync
         if syncs_with_write:
             self._files.write_synced(self._fd, [header, body], int(self._offset))
         else:
@@ -331,7 +363,7 @@ class LogWriter:
         self._offset += FRAME_HEADER_BYTES + len(body)
         if not syncs_with_write:
             self._unsynced_frames += 1
-            if job.sync:
+            if sync:
                 self._sync()
             elif self._unsynced_frames == 1:
                 self._sync_due = time.monotonic() + self._sync_seconds

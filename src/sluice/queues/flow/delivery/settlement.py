@@ -152,6 +152,7 @@ class Settlement:
             if recent_acks is None:
                 recent_acks = RecentAcks(self._ack_rows)
                 group.queue.recent_acks = recent_acks
+            message = lease.message
             recent_acks.add(
                 partition.pid,
                 lease.seq,
@@ -159,7 +160,7 @@ class Settlement:
                 lease.holder,
                 lease.publisher_message_id,
                 lease.attempt,
-                partition.arrival_ms(lease.seq),
+                partition.arrival_ms(lease.seq) if message is None else message.enqueued_at,
                 i64(lease.last_delivered_at * 1000.0),
                 i64(self._state.now * 1000.0),
             )
