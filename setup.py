@@ -72,6 +72,7 @@ NOT_COMPILED = {
     "broker/net/listener.py",
     "broker/net/origins.py",
     "broker/net/websocket.py",
+    "queues/service/partition_strategies.py",
     "queues/service/queue_config.py",
     "queues/service/views.py",
 }

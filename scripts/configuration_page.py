@@ -124,6 +124,9 @@ SERVER: dict[str, str] = {
     "cluster.heartbeat": "interval of heartbeats on the links",
     "cluster.silence": "a node that most others have received nothing from for this long is "
     "evicted before its lease ends",
+    "cluster.partition_sync_timeout": "a node that has not loaded a cell of a dead node by then "
+    "gives it to another node, if there is one that has not tried; see "
+    "[cluster.md](cluster.md#when-something-fails)",
     "cluster.publish_timeout": "a publish, settlement or subscription that a cell has not "
     "answered by then is refused (0x83; the connection of an MQTT 3.1.1 client is closed)",
     "auth.allow_anonymous": "whether clients may connect without a user name: `true`, `false`, or "
@@ -190,6 +193,8 @@ QUEUE: dict[str, str] = {
     "without a key go to any consumer. Can be raised later, not lowered. `strict` always has 1",
     "ordering": "`none`: no order; `partition`: in order per key; `strict`: the whole queue in "
     "order, cannot be changed",
+    "partition_strategy": "`hash`, or the name of an installed plug-in that chooses the partition "
+    "of a key, see [queues.md](queues.md#partition-strategies). Cannot be changed",
     "type": "`work`: each group settles each message. `compacted`: the queue stores the last "
     "message of each key, see [compacted.md](compacted.md). Cannot be changed",
     "bindings": "plain topic filters whose messages the queue stores a copy of: "
@@ -300,8 +305,8 @@ QUEUE_HEAD = """
 A queue's configuration is JSON on `$admin/queue/create` (with `name`) and
 `$admin/queue/<queue>/config` (only the keys to change), and TOML in a template. Keys with a dot are
 tables: `retry_policy.max_retries` is `{"retry_policy": {"max_retries": 3}}`. Changes apply at once.
-An existing queue refuses fewer partitions, another `type`, and a change of `ordering` from or to
-`strict`.
+An existing queue refuses fewer partitions, another `type` or `partition_strategy`, and a change of
+`ordering` from or to `strict`.
 """
 
 DEAD_LETTERS = """

@@ -7,7 +7,6 @@ no settings; `broker_host` opens stores for it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +32,8 @@ from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
-from sluice.queues.model import Alert, QueueRules, RowBudget
-from sluice.queues.service import QueueService, QueueTemplates, read_config
+from sluice.queues.model import Alert, RowBudget
+from sluice.queues.service import QueueService, QueueTemplates, parse_stored_rules
 from sluice.store.protocol import RecoveryReport, Store
 
 CACHE_BYTES = 16_777_216  # of message bodies
@@ -74,13 +73,15 @@ class BrokerCore:
     ) -> None:
         self._loop = loop
         self._clock = clock
+        if access is None:
+            access = AnonymousAccess(True)
         self.engine = Engine(
             templates.rules_for, draw, cache_bytes, ZstdCodec(), read_content_type, ack_rows
         )
         self.broker = Broker(
             loop,
             Limits() if limits is None else limits,
-            AnonymousAccess(True) if access is None else access,
+            access,
             _ignore_event if log is None else log,
             clock,
             connection_limits,
@@ -91,7 +92,7 @@ class BrokerCore:
             self.engine, templates, find_schema_error, webhook_error, is_in_same_cell
         )
         schemas = SchemaChecks(self.engine, build_validator)
-        self.queue_handler = QueueHandler(self.engine, router, service, schemas)
+        self.queue_handler = QueueHandler(self.engine, router, service, schemas, access)
         self.exclusive_handler = ExclusiveQueueHandler(self.engine, router)
         self.responses = PendingResponses(router, self.broker.scheduler)
         self.queues_enabled = queues_enabled
@@ -115,7 +116,7 @@ class BrokerCore:
         Sessions and retained messages are restored as soon as the store has returned their records.
         """
         commit_loop = self.attach_store(store, report)
-        recovery = commit_loop.load(parse_rules)
+        recovery = commit_loop.load(parse_stored_rules)
         self.start()
         commit_loop.restore_broker_state(self.restore)
         return recovery
@@ -153,11 +154,6 @@ class BrokerCore:
         """Restore sessions, retained messages and pending messages."""
         broker = self.broker
         SessionRestore(self.engine.broker_state, broker.router, broker.registry).restore(records)
-
-
-def parse_rules(name: str, text: str) -> QueueRules:
-    """Return the rules of a stored queue."""
-    return read_config(json.loads(text), name).rules()
 
 
 def _ignore_event(event: str, facts: dict[str, object]) -> None:

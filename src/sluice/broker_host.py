@@ -24,7 +24,7 @@ from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net import ConnectionLimits
 from sluice.broker.turn import PeriodicTask
-from sluice.broker_core import BrokerCore, LogEvent, parse_rules
+from sluice.broker_core import BrokerCore, LogEvent
 from sluice.config.queue_settings import check_templates, make_exclusive_rules, make_templates
 from sluice.config.settings import Settings
 from sluice.errors import (
@@ -44,7 +44,7 @@ from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
 from sluice.queues.model import MAX_ROWS, Alert, RowBudget
 from sluice.queues.recovery import unusable_record
-from sluice.queues.service import QueueTemplates
+from sluice.queues.service import QueueTemplates, parse_stored_rules
 from sluice.store.protocol import RecoveryReport, Store
 from sluice.store_opener import CellStore, OpenedStore, open_store_of
 from sluice.wire import decode as wire_decode
@@ -125,14 +125,15 @@ class BrokerHost(CommitListener):
     def engine(self) -> Engine:
         return self._core.engine
 
-    async def open(self) -> None:
+    async def open(self, on_load: Callable[[], None] | None = None) -> None:
         """Recover the content of the store, before any client can connect.
 
-        A store that another broker owns may be tried again.
+        A store that another broker owns may be tried again. `on_load` is called in the loop when
+        the thread of a cell's load has started.
         """
         check_templates(self._settings, self._alerts.guard.fault_of_url)
         opened = self._open_store()
-        commit_loop = await self._recover_queues(opened)
+        commit_loop = await self._recover_queues(opened, on_load)
         self._core.start()
         commit_loop.add_listener(self)
         opened.start_views()
@@ -153,15 +154,17 @@ class BrokerHost(CommitListener):
             return OpenedStore(self._store_override)
         return open_store_of(self._settings, self._core.engine, self, self._cell_store)
 
-    async def _recover_queues(self, opened: OpenedStore) -> CommitLoop:
+    async def _recover_queues(
+        self, opened: OpenedStore, on_load: Callable[[], None] | None
+    ) -> CommitLoop:
         loop = asyncio.get_running_loop()
         commit_loop = self._core.attach_store(
             opened.store, self._report_events, SETTLEMENT_DELAY_SECONDS, loop.call_soon
         )
         if self._cell_store is None:
-            recovery = commit_loop.load(parse_rules)
+            recovery = commit_loop.load(parse_stored_rules)
         else:
-            recovery = await loop.run_in_executor(None, commit_loop.load, parse_rules)
+            recovery = await loop.run_in_executor(None, _load, commit_loop, loop, on_load)
         self._log_recovery(recovery)
         return commit_loop
 
@@ -392,6 +395,17 @@ class BrokerHost(CommitListener):
                 close_store = commit_loop.shut_down(keep)
                 if close_store is not None:
                     await asyncio.get_running_loop().run_in_executor(None, close_store)
+
+
+def _load(
+    commit_loop: CommitLoop,
+    loop: asyncio.AbstractEventLoop,
+    on_load: Callable[[], None] | None,
+) -> RecoveryReport:
+    """Load in a thread, and say in the loop when that begins: loads of many cells wait for it."""
+    if on_load is not None:
+        loop.call_soon_threadsafe(on_load)
+    return commit_loop.load(parse_stored_rules)
 
 
 def find_fatal_error(context: dict[str, Any]) -> BrokerBroken | None:

@@ -109,7 +109,9 @@ class ClusterServer:
         self.node = Node(
             settings.cluster.cells, self._owner_id, self.transport, settings.cluster.publish_timeout
         )
-        self.cells = Cells(self.node, self.coordinator, self._make_host)
+        self.cells = Cells(
+            self.node, self.coordinator, self._make_host, settings.cluster.partition_sync_timeout
+        )
         self._limits = make_limits(settings)
         self._limits.max_descriptor = raise_descriptor_limit()
         # Shared by all cells: a limit applies to the node.
@@ -189,6 +191,7 @@ class ClusterServer:
             self.coordinator,
             self._node_id,
             lambda: list(self.cells.open_cells),
+            lambda: self.cells.load_timeouts,
         )
         name = node_info(cluster, self.transport.address).name
         service = ClusterAdminService(

@@ -272,12 +272,12 @@ class UnknownQueue(QueueError):
 
 
 class QueueNotCreated(UnknownQueue):
-    """The configuration does not let a publish or a subscription create this queue."""
+    """Settings or access rules do not let a publish or a subscription create this queue."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         QueueError.__init__(
             self,
-            f"there is no queue {name!r}, and queues.auto_create is false for it",
+            f"there is no queue {name!r}, and {reason}",
             f"Check the spelling, or create it: `sluice queue create {name}`",
         )
 
@@ -478,6 +478,10 @@ class InvalidPayload(QueueError):
 
 class InvalidQueueConfig(QueueError):
     """An unknown key, or a value out of its range."""
+
+
+class UnusableStrategy(InvalidQueueConfig):
+    """The partition strategy of a queue is not installed, or cannot be loaded."""
 
 
 class MissingKey(InvalidQueueConfig):

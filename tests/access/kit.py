@@ -74,7 +74,7 @@ class AccessHarness(QueueHarness):
             else None
         )
         self.authenticator = Authenticator(anonymous, self.passwords, rules=watched)
-        self.broker.access = self.authenticator
+        self.broker.access = self.core.queue_handler.access = self.authenticator
         self.authenticator._brokers = lambda: [self.broker]
 
     def clock(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.access.acl_file import read_rules
 from sluice.admin.queries.message_lookup import lease_holder
-from sluice.broker.acl import AccessControlList, AuthCallback, AuthResult, PeerInfo
+from sluice.broker.acl import AccessControl, AccessControlList, AuthCallback, AuthResult, PeerInfo
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
 from tests.access.kit import PASSWORD, AccessHarness, make_user
@@ -226,7 +226,7 @@ def test_rules_bind_client_id_that_no_other_user_may_connect_with(rules: str, bo
     )
 
 
-class FixedUser:
+class FixedUser(AccessControl):
     """Access by a certificate or a JWT, which can name a user as no packet can."""
 
     def __init__(self, user: str) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.access.acl_file import read_rules
-from sluice.broker.acl import AccessControlList, AuthCallback, AuthResult, Grant, PeerInfo
+from sluice.broker.acl import (
+    AccessControl,
+    AccessControlList,
+    AuthCallback,
+    AuthResult,
+    Grant,
+    PeerInfo,
+)
 from sluice.broker.net.connection import Connection
 from sluice.wire.encode import encode
 from sluice.wire.packets import (
@@ -23,7 +30,7 @@ from sluice.wire.packets import SubscriptionRequest as Request
 from tests.broker.kit import BrokerHarness, Client, Peer
 
 
-class ByName:
+class ByName(AccessControl):
     """Accept every user name without a check."""
 
     def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
@@ -125,7 +132,7 @@ def test_subscriptions_per_client_are_limited() -> None:
 # ---- slow authentication
 
 
-class Later:
+class Later(AccessControl):
     """Complete authentication when the test decides."""
 
     def __init__(self) -> None:
@@ -191,7 +198,7 @@ def test_second_authentication_result_is_ignored() -> None:
 
 
 def test_connection_ends_when_its_credentials_expire() -> None:
-    class ForAMinute:
+    class ForAMinute(AccessControl):
         def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
             on_result(AuthResult(user="eve", expires_at=harness.loop.now + 60))
 

@@ -528,3 +528,46 @@ def test_refused_subscribe_is_logged_with_its_filter(build: Build) -> None:
     assert facts["why"]
     client.subscribe("open/#")
     assert len([event for event, _ in harness.log if event == "subscribe refused"]) == 1
+
+
+CREATION_RULES = """
+[[rule]]
+allow = ["connect"]
+
+[[rule]]
+allow = ["queue-publish", "queue-consume"]
+users = ["$anonymous"]
+clients = ["sensor-*"]
+auto_create = false
+
+[[rule]]
+allow = ["queue-publish"]
+clients = ["maker"]
+auto_create = true
+
+[[rule]]
+allow = ["queue-publish", "queue-consume", "queue-admin"]
+"""
+
+
+def test_rule_decides_whether_its_clients_create_queues_by_use(build: Build) -> None:
+    harness = build(CREATION_RULES)
+    sensor, other = harness.connect("sensor-1"), harness.connect("other")
+    for reason, why in (put(sensor, "$queue/typo", b"x"), join(sensor, "$queue/typo")):
+        assert reason in (0x90, 0x8F)
+        assert "rule of this client has auto_create = false" in why
+        assert "`sluice queue create typo`" in why
+    assert not harness.engine.queues
+    assert put(other, "$queue/jobs", b"x") == (0, "")  # its rule says nothing: the setting decides
+    assert put(sensor, "$queue/jobs", b"x") == (0, "")
+    assert join(sensor, "$queue/jobs") == (1, "")
+
+
+def test_rule_overrides_the_setting_of_the_server(build: Build) -> None:
+    harness = build(CREATION_RULES)
+    harness.set_templates(auto_create=False)
+    assert put(harness.connect("maker"), "$queue/made", b"x") == (0, "")
+    reason, why = put(harness.connect("other"), "$queue/typo", b"x")
+    assert reason == 0x90 and "queues.auto_create is false" in why
+    harness.change_rules(CREATION_RULES.replace("auto_create = true", "auto_create = false"))
+    assert put(harness.connect("maker"), "$queue/again", b"x")[0] == 0x90

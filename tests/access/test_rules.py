@@ -366,6 +366,9 @@ def test_permission_cache_is_bounded_and_cleared_by_new_rules() -> None:
         ("[[rule]]\nallow = 'publish'\ntopics = ['$queue/a']", "actions of their own"),
         ("[[rule]]\nallow = 'subscribe'\ntopics = ['$share/g/a']", "without $share"),
         ("[[rule]]\nallow = 'connect'\n[[rule]]\nallow = 'publish'\ntopics = 7", "rule 2"),
+        ("[[rule]]\nallow = 'publish'\nauto_create = false", "rules that allow queue-publish"),
+        ("[[rule]]\ndeny = 'queue-publish'\nauto_create = false", "rules that allow queue-publish"),
+        ("[[rule]]\nallow = 'queue-publish'\nauto_create = 'no'", "true or false"),
     ],
 )
 def test_invalid_rules_file_error_says_why(text: str, words: str) -> None:

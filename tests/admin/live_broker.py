@@ -15,8 +15,9 @@ from sluice.access.identity import AdminAuthenticator
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
 from sluice.broker.net.listener import open_listener
-from sluice.broker_core import BrokerCore, parse_rules
+from sluice.broker_core import BrokerCore
 from sluice.queues.log.broker_state import RestoredRecord
+from sluice.queues.service import parse_stored_rules
 from sluice.store.memory import MemoryStore
 from sluice.units import Address, parse_address
 from tests.broker.namespaces.kit import Templates, make_templates
@@ -48,7 +49,7 @@ class LiveBroker:
         self.mqtt = Address("127.0.0.1", 0)
 
     async def open(self) -> None:
-        self.commit_loop.load(parse_rules)
+        self.commit_loop.load(parse_stored_rules)
         self._core.start()
         stored: asyncio.Future[list[RestoredRecord]] = asyncio.get_running_loop().create_future()
         self.commit_loop.restore_broker_state(stored.set_result)

@@ -36,6 +36,7 @@ from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.names import format_message_id
 from sluice.queues.ports import Publisher
+from sluice.queues.service.partition_strategies import find_partition_strategy
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import RecoveryReport, Store
@@ -411,6 +412,9 @@ def rules_of(name: str, settings: dict[str, Any]) -> QueueRules:
     if name.startswith("dlq/"):
         rules.dlq_enabled = False
     for key, value in settings.items():
+        if key == "partition_strategy":
+            rules.choose_partition = find_partition_strategy(value)
+            continue
         assert hasattr(rules, key), key
         setattr(rules, key, value)
     return rules

@@ -14,6 +14,7 @@
     [[rule]]
     allow = ["queue-publish"]
     queues = ["tasks/#"]
+    auto_create = false                       # a publish of these clients creates no queue
 
 `broker/acl/acl.py` defines the meaning of actions and filters.
 """
@@ -29,13 +30,24 @@ from sluice.broker.acl import (
     CONNECT,
     EXACT,
     QUEUE_ACTIONS,
+    QUEUE_CONSUME,
+    QUEUE_PUBLISH,
     TOPIC_ACTIONS,
     ClientPattern,
     Rule,
 )
 from sluice.wire.topics import topic_filter_error
 
-_RULE_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "name"}
+_RULE_KEYS: Final = {
+    "allow",
+    "deny",
+    "users",
+    "clients",
+    "topics",
+    "queues",
+    "name",
+    "auto_create",
+}
 
 
 def read_rules(text: str) -> list[Rule]:
@@ -96,7 +108,22 @@ def _read_rule(number: int, table: object) -> Rule:
         queues,
         name,
         patterns,
+        _read_auto_create(name, table, actions),
     )
+
+
+def _read_auto_create(name: str, table: Mapping[str, object], actions: int) -> bool | None:
+    value = table.get("auto_create")
+    if value is None:
+        return None
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: auto_create must be true or false")
+    if "allow" not in table or not actions & (QUEUE_PUBLISH | QUEUE_CONSUME):
+        raise ValueError(
+            f"{name} has auto_create, which belongs to rules that allow queue-publish or "
+            "queue-consume"
+        )
+    return value
 
 
 def _read_clients(name: str, table: Mapping[str, object]) -> tuple[list[str], list[ClientPattern]]:

@@ -23,12 +23,14 @@ from sluice.broker.acl import (
     QUEUE_ACTIONS,
     QUEUE_ADMIN,
     TOPIC_ACTIONS,
+    AccessControl,
     AccessControlList,
     AuthCallback,
     AuthResult,
     Grant,
     PeerInfo,
     Rule,
+    clause_for_topic,
 )
 from sluice.broker.broker import Broker
 from sluice.broker.routing import enforce_all_grants
@@ -80,7 +82,7 @@ class Loop(Protocol):
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any: ...
 
 
-class Authenticator:
+class Authenticator(AccessControl):
     def __init__(
         self,
         allows_anonymous: bool,
@@ -225,6 +227,14 @@ class Authenticator:
         result = self._authorize(user.name, user.role, peer)
         result.credential_id = _password_credential_id(user)
         return result
+
+    def creates_queue(self, action: int, queue: str, user: str, client_id: str) -> bool | None:
+        """Return what the rule says that admits this action, or None."""
+        if self._acl is None:
+            return None
+        clauses = self._acl.build_clauses(action, user, client_id)
+        clause = clause_for_topic(clauses, queue.encode())
+        return None if clause is None else clause.auto_create
 
     def _authorize(self, user: str, role: Role | None, peer: PeerInfo) -> AuthResult:
         acl = self._acl

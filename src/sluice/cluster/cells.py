@@ -1,7 +1,8 @@
 """Open and close the cells of this node as coordinator and placement require.
 
     planned here, unclaimed              claim it, open it
-    planned here, claim of a dead node   claim it, take over its store, open it
+    planned here, claim of a dead node   claim it, take over its store, open it; if that takes too
+                                         long, give it back, so that another node does so
     planned here, claim of a live node   wait: that node computes the same placement and releases it
     open here, planned elsewhere         close it in order, then release it
     this node may no longer own          drop all cells at once, without writing to the stores
@@ -21,7 +22,13 @@ from typing import Final, Protocol
 
 from sluice.broker.broker import Broker
 from sluice.cluster.cell import Cell
-from sluice.cluster.membership import Coordinator, CoordinatorError, NodeInfo, place_cells
+from sluice.cluster.membership import (
+    Coordinator,
+    CoordinatorError,
+    NodeInfo,
+    names_avoiding,
+    place_cells,
+)
 from sluice.cluster.node import Node
 from sluice.errors import SluiceError
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN
@@ -43,8 +50,8 @@ class CellInstance(Protocol):
     @property
     def broker(self) -> Broker: ...
 
-    async def open(self) -> None:
-        """Recover the content of the store."""
+    async def open(self, on_load: Callable[[], None] | None = None) -> None:
+        """Recover the content of the store. `on_load` is called when the store begins to load."""
 
     async def flush(self) -> None: ...
 
@@ -75,18 +82,21 @@ class Cells:
         node: Node,
         coordinator: Coordinator,
         make_instance: MakeCellInstance,
+        load_seconds: float,
     ) -> None:
         self.this_node: NodeInfo | None = None  # None: this node is not in the cluster
         self.open_cells: dict[int, OpenCell] = {}
         self._node = node
         self._coordinator = coordinator
         self._make_instance = make_instance
+        self._load_seconds = load_seconds
+        self.load_timeouts = 0
         self._transitions: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self._reconciled = asyncio.Event()
         self._placement: list[str] = []
-        self._placement_names: tuple[str, ...] = ()
+        self._placed_for: tuple[tuple[str, ...], dict[int, list[str]]] = ((), {})
 
     # ---- reconciliation
 
@@ -115,10 +125,12 @@ class Cells:
         self._reconciled.set()
 
     def _current_placement(self) -> list[str]:
-        names = tuple(sorted({node.name for node in self._coordinator.nodes.values()}))
-        if names != self._placement_names:
-            self._placement_names = names
-            self._placement = place_cells(self._node.cells, names)
+        nodes = self._coordinator.nodes
+        names = tuple(sorted({node.name for node in nodes.values()}))
+        avoided = names_avoiding(nodes, self._coordinator.avoided)
+        if (names, avoided) != self._placed_for:
+            self._placed_for = (names, avoided)
+            self._placement = place_cells(self._node.cells, names, avoided)
         return self._placement
 
     def _start_transition(self, number: int, work: Awaitable[None]) -> None:
@@ -144,12 +156,17 @@ class Cells:
         # and must not take the store from the new owner.
         if not await self._coordinator.claim(number, claimant):
             return
+        # A node that avoids the cell may still hold its store: it was too slow to load it.
+        take_over = claimant is not None or number in self._coordinator.avoided
         instance = self._make_instance(
-            number, claimant is not None, lambda: self._on_store_failed(number, cell)
+            number, take_over, lambda: self._on_store_failed(number, cell)
         )
         cell = Cell(self._node, number, instance.broker)
         try:
-            await instance.open()
+            if not take_over:
+                await instance.open()
+            elif not await self._open_in_time(number, cell, instance):
+                return
         except BaseException:
             cell.broker.close()
             raise
@@ -160,6 +177,56 @@ class Cells:
         self.open_cells[number] = OpenCell(cell, instance)
         self._node.on_cell_opened(cell)
         log.info("cell opened", extra={"cell": number, "from": claimant or "none"})
+
+    async def _open_in_time(self, number: int, cell: Cell, instance: CellInstance) -> bool:
+        """Open a cell of a dead node, or give it back if another node may be quicker.
+
+        A load runs in a thread and cannot be interrupted. It continues without effect: its store
+        gets a new owner, whose fence refuses every write of this one.
+        """
+        loop = asyncio.get_running_loop()
+        has_begun = asyncio.Event()
+        opening = loop.create_task(instance.open(has_begun.set))
+        beginning = loop.create_task(has_begun.wait())
+        try:
+            await asyncio.wait((opening, beginning), return_when=asyncio.FIRST_COMPLETED)
+            while not opening.done():
+                await asyncio.wait((opening,), timeout=self._load_seconds)
+                if not opening.done() and self._may_be_quicker(number):
+                    self.load_timeouts += 1
+                    log.error(
+                        "cell not loaded in time, another node takes it",
+                        extra={"cell": number, "partition_sync_timeout": self._load_seconds},
+                    )
+                    self._discard_when_open(number, cell, instance, opening)
+                    await self._coordinator.avoid(number)
+                    await self._coordinator.release(number)
+                    return False
+        except asyncio.CancelledError:
+            opening.cancel()
+            raise
+        finally:
+            beginning.cancel()
+        await opening
+        return True
+
+    def _may_be_quicker(self, number: int) -> bool:
+        """Return whether there is another live node that has not been too slow for this cell."""
+        nodes = self._coordinator.nodes
+        avoiding = names_avoiding(nodes, self._coordinator.avoided).get(number, [])
+        this_node = self.this_node
+        return this_node is not None and any(
+            one.name != this_node.name and one.name not in avoiding for one in nodes.values()
+        )
+
+    def _discard_when_open(
+        self, number: int, cell: Cell, instance: CellInstance, opening: asyncio.Task[None]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(
+            _discard_after(number, cell, instance, opening)
+        )
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _hand_over(self, number: int) -> None:
         await self._close(number)
@@ -255,3 +322,15 @@ class Cells:
             await self._hand_over(number)
         except CoordinatorError as fault:
             log.warning("cell handover failed", extra={"cell": number, "fault": str(fault)})
+
+
+async def _discard_after(
+    number: int, cell: Cell, instance: CellInstance, opening: asyncio.Task[None]
+) -> None:
+    """Close an instance that was given back, when its load has ended."""
+    try:
+        await opening
+    except Exception as fault:  # of a store that has another owner now
+        log.info("late load of a cell failed", extra={"cell": number, "fault": str(fault)})
+    cell.broker.close()
+    await instance.close(keep=False)

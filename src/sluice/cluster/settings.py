@@ -91,6 +91,8 @@ class ClusterSettings(ConfigSection):
     heartbeat: Annotated[Seconds, duration_between(0.05, 60)] = 0.5
     # After this time a silent node is suspected; a majority of suspecting nodes evicts it.
     silence: Annotated[Seconds, duration_between(0.2, 300)] = 2.0
+    # How long loading a cell of a dead node may take while another node could try instead.
+    partition_sync_timeout: Annotated[Seconds, duration_between(0.1, 3600)] = 10.0
     # Refuse a publish, settlement or subscription if its cell has not answered by then.
     publish_timeout: Annotated[Seconds, duration_between(1, 300)] = 10.0
 

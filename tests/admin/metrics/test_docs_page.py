@@ -51,7 +51,7 @@ async def test_tables_list_every_metric_with_type_and_labels(page: Page) -> None
         name: (kind, there[name][1] if name == "sluice_info" else set()) for name, kind in others
     }
     in_a_cluster: dict[str, tuple[str, set[str]]] = {
-        name: ("gauge", set()) for name, _, _ in CLUSTER_METRICS
+        name: (kind, set()) for name, kind, _, _ in CLUSTER_METRICS
     }
     assert reported == there | in_a_cluster
     for name in re.findall(r"`(process_\w+)`", TEXT):

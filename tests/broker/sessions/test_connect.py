@@ -7,6 +7,7 @@ import pytest
 from sluice.broker.acl import (
     PUBLISH,
     SUBSCRIBE,
+    AccessControl,
     AccessControlList,
     AuthCallback,
     AuthResult,
@@ -274,7 +275,7 @@ ONLY_PUBLIC = AccessControlList(
 )
 
 
-class FakeAuthenticator:
+class FakeAuthenticator(AccessControl):
     def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
         if connect.password != b"secret":
             on_result(AuthResult(0x86, "wrong password"))

@@ -121,6 +121,17 @@ async def test_suspicions_are_visible_to_all_and_end_with_their_author(
     await until(lambda: three_nodes.membership.suspicions == {})
 
 
+async def test_avoided_cells_are_visible_to_all_and_end_with_their_node(
+    cluster_members: MembershipHarness,
+) -> None:
+    one, two = await cluster_members.join("one"), await cluster_members.join("two")
+    await one.membership.avoid(3)
+    assert one.membership.avoided == {3: {one.id}}
+    await until(lambda: two.membership.avoided == {3: {one.id}})
+    await one.membership.stop()
+    await until(lambda: two.membership.avoided == {})
+
+
 async def test_node_of_an_incompatible_version_is_refused_with_a_remedy(
     cluster_members: MembershipHarness,
 ) -> None:

@@ -88,6 +88,16 @@ def test_placement_does_not_depend_on_who_computes_it() -> None:
     assert place_cells(CELLS, []) == []
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_avoided_cell_moves_alone_and_stays_if_no_other_node_is_left(count: int) -> None:
+    nodes = nodes_of(count)
+    before = place_cells(CELLS, nodes)
+    for cell in range(CELLS):
+        after = place_cells(CELLS, nodes, {cell: [before[cell]]})
+        assert [number for number in range(CELLS) if before[number] != after[number]] == [cell]
+        assert place_cells(CELLS, nodes, {cell: nodes}) == before
+
+
 def test_name_has_the_same_cell_as_text_and_as_bytes() -> None:
     assert cell_of("a/ü-3", CELLS) == cell_of("a/ü-3".encode(), CELLS)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.acl import AuthCallback, AuthResult, PeerInfo
+from sluice.broker.acl import AccessControl, AuthCallback, AuthResult, PeerInfo
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies
@@ -263,7 +263,7 @@ async def test_puback_does_not_ack_a_delivery_that_its_client_has_nacked_by_id()
         assert queue.depth == 1 and queue.groups["g"].nacked == 1
 
 
-class ByName:
+class ByName(AccessControl):
     """Authenticates every client as the user that it names."""
 
     def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:

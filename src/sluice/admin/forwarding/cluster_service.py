@@ -244,6 +244,7 @@ class ClusterAdminService(AdminService):
             "nodes": len(self._directory.nodes()),
             "cells": len(self._services()),
             "moving": sum(one.is_moving for one in self._directory.cell_states()),
+            "load_timeouts": self._directory.load_timeouts(),
         }
         return combined
 

@@ -260,12 +260,19 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], 
 )
 
 CLUSTER_METRICS: Final = (
-    ("sluice_cluster_nodes", "Nodes that this one sees.", "nodes"),
-    ("sluice_cluster_cells", "Cells that are open here.", "cells"),
+    ("sluice_cluster_nodes", "gauge", "Nodes that this one sees.", "nodes"),
+    ("sluice_cluster_cells", "gauge", "Cells that are open here.", "cells"),
     (
         "sluice_cluster_cells_moving",
+        "gauge",
         "Cells of the cluster that are not at their planned owner.",
         "moving",
+    ),
+    (
+        "sluice_cluster_load_timeouts_total",
+        "counter",
+        "Cells of dead nodes that this node gave back, because loading them took too long.",
+        "load_timeouts",
     ),
 )
 
@@ -489,9 +496,9 @@ def _sum_of_groups(snapshot: MetricsSnapshot, value_of: Callable[[GroupMetrics],
 
 def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
     """Yield the cluster lines; none without a cluster."""
-    for name, help_text, key in CLUSTER_METRICS:
+    for name, kind, help_text, key in CLUSTER_METRICS:
         if key in cluster:
-            yield _metric_header(name, "gauge", help_text)
+            yield _metric_header(name, kind, help_text)
             yield f"{name} {cluster[key]}\n"
 
 

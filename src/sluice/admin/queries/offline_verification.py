@@ -6,7 +6,6 @@ torn end of the log, and missing files (an index, the `layout` file) stay missin
 
 from __future__ import annotations
 
-import json
 import queue as threads
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.model import QueueRules, verify
-from sluice.queues.service import read_config
+from sluice.queues.service import parse_stored_rules
 
 READ_TIMEOUT_SECONDS: Final = 60.0  # for one read
 
@@ -79,7 +78,7 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
         engine, store, steady_time, _ignore_timer, _ignore_wakeup, _ignore_report
     )
     try:
-        recovery = commit_loop.open(lambda name, text: read_config(json.loads(text), name).rules())
+        recovery = commit_loop.open(parse_stored_rules)
     except StoreDamaged as damage:
         report.faults.append(str(damage))
         return report

@@ -63,8 +63,15 @@ class AccessControl(Protocol):
         The connection is not read until then.
         """
 
+    def creates_queue(self, action: int, queue: str, user: str, client_id: str) -> bool | None:
+        """Return whether a client's publish or subscription may create this queue.
 
-class AnonymousAccess:
+        None: the server's settings decide.
+        """
+        return None
+
+
+class AnonymousAccess(AccessControl):
     """Admit every client, or none."""
 
     def __init__(self, allowed: bool) -> None:

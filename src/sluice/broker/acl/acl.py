@@ -54,6 +54,8 @@ class Rule:
     `%c` and `%u` stand for the client id and the user name; an empty list matches all of them,
     except topics that begin with `$`, as with every wildcard. `client_patterns` are regular
     expressions besides `clients`. A filter after `EXACT` applies to the same filter or topic only.
+    `auto_create` says whether the clients that this rule admits create missing queues by use; None:
+    the server's settings decide.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Rule:
         queues: list[str],
         name: str,
         client_patterns: list[ClientPattern] | None = None,
+        auto_create: bool | None = None,
     ) -> None:
         self.allow: bool = allow
         self.actions: int = actions
+        self.auto_create: bool | None = auto_create
         self.client_patterns: list[ClientPattern] = client_patterns or []
         self.users: list[str] = users
         self.clients: list[str] = clients
@@ -127,8 +131,11 @@ class Rule:
 class Clause:
     """A rule for one action of one client, with its client id and user name filled in."""
 
-    def __init__(self, allow: bool, filters: list[bytes], name: str) -> None:
+    def __init__(
+        self, allow: bool, filters: list[bytes], name: str, auto_create: bool | None
+    ) -> None:
         self.allow: bool = allow
+        self.auto_create: bool | None = auto_create
         self.filters: list[bytes] = filters
         self.name: str = name
 
@@ -194,7 +201,7 @@ class AccessControlList:
                 if "%u" in one and not user:
                     continue  # a client without a user name has no such topics
                 filters.append(_substitute_placeholders(one, client_id, user).encode())
-            found.append(Clause(rule.allow, filters, rule.name))
+            found.append(Clause(rule.allow, filters, rule.name, rule.auto_create))
         return found
 
 

@@ -5,6 +5,7 @@ from sluice.cluster.membership.coordinator import (
     Coordinator,
     CoordinatorError,
     NodeInfo,
+    names_avoiding,
 )
 from sluice.cluster.membership.directory import Directory
 from sluice.cluster.membership.kv import Change, CoordinationKv, CoordinatorUnavailable, Lease
@@ -22,5 +23,6 @@ __all__ = [
     "Lease",
     "Membership",
     "NodeInfo",
+    "names_avoiding",
     "place_cells",
 ]

@@ -1,15 +1,15 @@
 """The interface to the coordinator: what a node knows of the others, agreed in etcd or Redis.
 
-A coordinator stores two kinds of facts. A registration states that a node is alive; it has a
-lease that the node renews, so it disappears some time after the node does. A claim states which
-incarnation of a node owns a cell; it survives the node, so that the next owner knows that it
+A coordinator stores two kinds of facts above all. A registration states that a node is alive; it
+has a lease that the node renews, so it disappears some time after the node does. A claim states
+which incarnation of a node owns a cell; it survives the node, so that the next owner knows that it
 takes the cell over from a dead one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
@@ -56,6 +56,17 @@ def decode_node(data: bytes) -> NodeInfo | None:
         return None
 
 
+def names_avoiding(
+    nodes: Mapping[str, NodeInfo], avoided: Mapping[int, Collection[str]]
+) -> dict[int, list[str]]:
+    """Return the names of the live nodes that avoid each cell, without cells that none avoids."""
+    found = {
+        cell: sorted(nodes[one].name for one in node_ids if one in nodes)
+        for cell, node_ids in avoided.items()
+    }
+    return {cell: names for cell, names in found.items() if names}
+
+
 class Coordinator(Protocol):
     """Membership as this node sees it. All of it belongs to one event loop.
 
@@ -65,6 +76,7 @@ class Coordinator(Protocol):
     nodes: dict[str, NodeInfo]  # live nodes by id, including this one
     claims: dict[int, str]  # by cell, the id of the node that owns it, dead or alive
     suspicions: dict[str, set[str]]  # by node id, the ids of the nodes that suspect it
+    avoided: dict[int, set[str]]  # by cell, the ids of the nodes that could not load it in time
     on_change: Callable[[], None]  # one of the dictionaries has changed
     # This node was evicted, or may have been: it owns nothing from this moment on.
     on_lost: Callable[[], None]
@@ -102,6 +114,12 @@ class Coordinator(Protocol):
 
     async def suspect(self, node_id: str, is_silent: bool) -> None:
         """Report a node as silent, or withdraw that report.
+
+        The report disappears with this node's own registration.
+        """
+
+    async def avoid(self, cell: int) -> None:
+        """Report that this node could not load a cell in time, so that another node gets it.
 
         The report disappears with this node's own registration.
         """

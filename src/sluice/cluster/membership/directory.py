@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
+from sluice.cluster.membership.coordinator import Coordinator, NodeInfo, names_avoiding
 from sluice.cluster.membership.placement import place_cells
 from sluice.placement import cell_of, cell_of_queue
 
@@ -37,6 +37,7 @@ class Directory:
 
     `node_id` returns the current id of this node, empty while it is not in the cluster.
     `open_cells` returns the cells that are open here; a claimed cell may still be opening.
+    `load_timeouts` returns how many cells this node did not load in time.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Directory:
         coordinator: Coordinator,
         node_id: Callable[[], str],
         open_cells: Callable[[], list[int]],
+        load_timeouts: Callable[[], int] = lambda: 0,
     ) -> None:
         self.name = name
         self.cells = cells
         self._coordinator = coordinator
         self._node_id = node_id
         self._open_cells = open_cells
+        self.load_timeouts = load_timeouts
 
     @property
     def node_id(self) -> str:
@@ -100,8 +103,14 @@ class Directory:
     def cell_states(self) -> list[CellState]:
         nodes = self.nodes()
         claims = dict(self._coordinator.claims)
+        avoided = dict(self._coordinator.avoided)
         placement = (
-            place_cells(self.cells, [node.name for node in nodes.values()]) or [""] * self.cells
+            place_cells(
+                self.cells,
+                [node.name for node in nodes.values()],
+                names_avoiding(nodes, {key: set(by) for key, by in avoided.items()}),
+            )
+            or [""] * self.cells
         )
         owners = [nodes.get(claims.get(cell, "")) for cell in range(self.cells)]
         return [

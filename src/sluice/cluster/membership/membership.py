@@ -5,6 +5,7 @@
       nodes/<id>                    NodeInfo, under the node's lease
       claims/<cell>                 id of the node that owns the cell; outlives the node
       suspicions/<id>/<id>          suspected node, reporting node; under the reporter's lease
+      avoided/<cell>/<id>           node that could not load the cell in time; under its lease
 
 Invariant: a node may own cells for the length of its lease, counted from when it *sent* the
 renewal. The KV counts from when it received the renewal, so it never ends a lease before the node
@@ -18,12 +19,14 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo, decode_node
 from sluice.cluster.membership.kv import Change, CoordinationKv, CoordinatorUnavailable, Lease
 
 log = logging.getLogger(__name__)
+
+Key = TypeVar("Key", int, str)
 
 RETRY_SECONDS: Final = 0.1  # between attempts to renew a lease
 READ_BACK_SECONDS: Final = 5.0  # how long we wait to see our own writes
@@ -36,6 +39,7 @@ class Membership:
         self.nodes: dict[str, NodeInfo] = {}
         self.claims: dict[int, str] = {}
         self.suspicions: dict[str, set[str]] = {}
+        self.avoided: dict[int, set[str]] = {}
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._kv = kv
@@ -236,6 +240,13 @@ class Membership:
         else:
             await self._kv.compare_and_swap(key, b"silent", None)
 
+    async def avoid(self, cell: int) -> None:
+        this_node = self._this_node
+        if this_node is None or self._lease is None:
+            return
+        await self._kv.put_with_lease(f"avoided/{cell}/{this_node.id}", b"slow", self._lease)
+        await self._wait_until(lambda: this_node.id in self.avoided.get(cell, ()))
+
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a write has come back: then it is visible in the order that all nodes see."""
         with suppress(TimeoutError):
@@ -250,6 +261,7 @@ class Membership:
         self.nodes.clear()
         self.claims.clear()
         self.suspicions.clear()
+        self.avoided.clear()
         self._apply_changes(list(entries.items()))
 
     def _apply_changes(self, changes: Sequence[Change]) -> None:
@@ -282,13 +294,22 @@ class Membership:
                 self.claims[int(rest)] = value.decode()
         elif kind == "suspicions":
             suspect, _, by = rest.partition("/")
-            reporters = self.suspicions.setdefault(suspect, set())
-            if value is None:
-                reporters.discard(by)
-            else:
-                reporters.add(by)
-            if not reporters:
-                del self.suspicions[suspect]
+            _apply_report(self.suspicions, suspect, by, value is not None)
+        elif kind == "avoided":
+            cell, _, by = rest.partition("/")
+            if cell.isdecimal():
+                _apply_report(self.avoided, int(cell), by, value is not None)
+
+
+def _apply_report(reports: dict[Key, set[str]], about: Key, by: str, is_given: bool) -> None:
+    """Add or remove the report of the node `by`."""
+    reporters = reports.setdefault(about, set())
+    if is_given:
+        reporters.add(by)
+    else:
+        reporters.discard(by)
+    if not reporters:
+        del reports[about]
 
 
 def _node_key(node_id: str) -> str:

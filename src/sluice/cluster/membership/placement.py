@@ -7,12 +7,17 @@ second one decides how many cells move.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 
 
-def place_cells(cells: int, nodes: Sequence[str]) -> list[str]:
+def place_cells(
+    cells: int, nodes: Sequence[str], avoided: Mapping[int, Collection[str]] | None = None
+) -> list[str]:
     """Return the node that should own each cell; the order of `nodes` does not matter.
+
+    `avoided` has, by cell, the nodes that could not load it in time: another node gets the cell,
+    unless no other is left.
 
     Every pair of node and cell has a weight, hashed from their names. Pairs are matched in order
     of weight until each node has its share. So shares differ by at most one, a joining node takes
@@ -30,6 +35,12 @@ def place_cells(cells: int, nodes: Sequence[str]) -> list[str]:
         if not owners[cell] and capacity[node]:
             owners[cell] = node
             capacity[node] -= 1
+    if avoided:
+        for cell, avoiding in avoided.items():
+            others = [node for node in nodes if node not in avoiding]
+            if cell < cells and owners[cell] in avoiding and others:
+                # Beyond the share of that node: no other cell moves because of this one.
+                owners[cell] = min((_weight(f"{node}\0{cell}"), node) for node in others)[1]
     return owners
 
 

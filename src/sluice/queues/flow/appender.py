@@ -29,6 +29,7 @@ from sluice.store.protocol import HEADER_BYTES
 MIN_COMPRESS_BYTES: Final = 256  # smaller payloads do not shrink
 # A consumer with a smaller lag gets new messages from memory.
 MAX_CACHED_LAG: Final = 4096
+STRATEGY_REPORT_SECONDS: Final = 60.0  # between two warnings about the strategy of a queue
 
 
 class Appender:
@@ -47,7 +48,8 @@ class Appender:
     def append(self, queue: Queue, message: Message, target_gid: i64) -> None:
         """Append a message to its partition, for one group (`target_gid`) or for all (0)."""
         key_hash = queue.key_hash(message.key)
-        self.append_to_partition(queue.choose_partition(key_hash), message, key_hash, 0, target_gid)
+        partition = queue.choose_partition(message.key, key_hash)
+        self.append_to_partition(partition, message, key_hash, 0, target_gid)
 
     def append_to_partition(
         self, partition: Partition, message: Message, key_hash: i64, flags: i64, target_gid: i64
@@ -56,6 +58,8 @@ class Appender:
         state = self._state
         queue = partition.queue
         rules = queue.rules
+        if queue.strategy_fault:
+            self._report_strategy_fault(queue)
         now_ms: i64 = int(state.now * 1000.0)
         message.enqueued_at = now_ms
         flags |= message.priority & PRIORITY_MASK
@@ -117,6 +121,15 @@ class Appender:
         if expires:
             self._timers.schedule_expiry(partition, expires)
         return seq
+
+    def _report_strategy_fault(self, queue: Queue) -> None:
+        if self._state.now - queue.strategy_reported_at >= STRATEGY_REPORT_SECONDS:
+            queue.strategy_reported_at = self._state.now
+            self._state.warn(
+                f"the partition strategy of queue {queue.name!r} failed, and the hash of the key "
+                f"chose the partition: {queue.strategy_fault}"
+            )
+        queue.strategy_fault = ""
 
     def _write_target_note(self, partition: Partition, seq: i64, target_gid: i64) -> None:
         partition.set_target_group(seq, target_gid)

@@ -77,7 +77,7 @@ class KeyCompaction:
     def store(self, queue: Queue, message: Message) -> None:
         """Replace the older message of the key. A dead letter without a key replaces none."""
         key_hash = queue.key_hash(message.key)
-        partition = queue.choose_partition(key_hash)
+        partition = queue.choose_partition(message.key, key_hash)
         old = self.find_last_message(queue, message.key)
         flags: i64 = 0
         if not message.payload and message.key:

@@ -130,7 +130,7 @@ class Publishing:
         limit.
         """
         key_hash = queue.key_hash(message.key)
-        partition = queue.choose_partition(key_hash)
+        partition = queue.choose_partition(message.key, key_hash)
         if not self._shorten_partition(partition):
             if queue.rules.overflow == DEAD_LETTER and self._dead_letters.write_rejected(
                 queue, message, "overflow"

@@ -17,7 +17,7 @@ from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.partition import Partition
 
 if TYPE_CHECKING:
-    from sluice.queues.model.queue import Queue
+    from sluice.queues.model.queue import PartitionGate, Queue
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -256,13 +256,19 @@ class Group:
             old_count: i64 = len(gate.boundary_seqs)
             if number < old_count and seq < gate.boundary_seqs[number]:
                 continue  # older than this gate
-            old_number: i64 = key_hash % old_count
-            if (
-                old_number != number
-                and self.cursors[old_number].low_watermark < gate.boundary_seqs[old_number]
-            ):
+            if self.queue.rules.choose_partition is not None:
+                # The strategy needs the key, which is not in memory: wait for all old partitions.
+                for old_number in range(old_count):
+                    if old_number != number and self._is_gate_closed(gate, old_number):
+                        return True
+                continue
+            number_by_hash: i64 = key_hash % old_count
+            if number_by_hash != number and self._is_gate_closed(gate, number_by_hash):
                 return True
         return False
+
+    def _is_gate_closed(self, gate: PartitionGate, number: i64) -> bool:
+        return self.cursors[number].low_watermark < gate.boundary_seqs[number]
 
     # ---- leases by the publisher's message id
 

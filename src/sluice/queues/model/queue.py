@@ -75,6 +75,8 @@ class Queue:
         # deleted messages are dropped from time to time.
         self.delayed_ids: dict[bytes, int] = NO_IDS
         self._delayed_ids_checked: int = 0  # how many were left after the last check
+        self.strategy_fault: str = ""  # of the partition strategy, until it is reported
+        self.strategy_reported_at: float = 0.0
         self._round_robin: i64 = 0
         self._ids: dict[bytes, float] = {}
         self._older_ids: dict[bytes, float] = {}
@@ -88,13 +90,32 @@ class Queue:
             return 0
         return fnv1a32(key) or 1
 
-    def choose_partition(self, key_hash: i64) -> Partition:
+    def choose_partition(self, key: bytes, key_hash: i64) -> Partition:
         """Return the partition of a key; without a key, the next one in turn."""
         count: i64 = len(self.partitions)
         if key_hash:
+            if self.rules.choose_partition is not None:
+                return self.partitions[self._ask_strategy(key, key_hash)]
             return self.partitions[key_hash % count]
         self._round_robin += 1
         return self.partitions[self._round_robin % count]
+
+    def _ask_strategy(self, key: bytes, key_hash: i64) -> int:
+        """Return the partition that the plug-in chooses.
+
+        If it fails, the hash decides: a message that is dead-lettered here cannot be refused.
+        """
+        count = len(self.partitions)
+        choose = self.rules.choose_partition
+        if choose is not None and count > 1:
+            try:
+                number = choose(key, count)
+                if 0 <= number < count:
+                    return number
+                self.strategy_fault = f"it returned {number} for {count} partitions"
+            except Exception as error:  # of the plug-in: it must not end the broker
+                self.strategy_fault = f"{type(error).__name__}: {error}"
+        return int(key_hash % i64(count))
 
     # ---- changes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i64
@@ -23,6 +24,8 @@ class QueueRules:
         self.partitions: i64 = 10
         self.ordering: i64 = PER_KEY
         self.is_compacted: bool = False
+        # The partition strategy of a plug-in: from key and partition count; None: the hash.
+        self.choose_partition: Callable[[bytes, int], int] | None = None
         self.bindings: list[str] = []
         self.max_retries: i64 = 10
         self.initial_backoff: float = 5.0

@@ -7,6 +7,7 @@ from sluice.queues.service.queue_config import (
     MAX_CONFIG_BYTES,
     QueueConfig,
     check_new_bindings,
+    parse_stored_rules,
     read_config,
 )
 from sluice.queues.service.queue_service import QueueCounters, QueueService
@@ -22,6 +23,7 @@ __all__ = [
     "QueueTemplates",
     "Template",
     "check_new_bindings",
+    "parse_stored_rules",
     "read_config",
     "views",
 ]

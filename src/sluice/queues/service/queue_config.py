@@ -21,7 +21,7 @@ from sluice.config.setting_types import (
     duration_between,
     number_between,
 )
-from sluice.errors import InvalidQueueConfig
+from sluice.errors import InvalidQueueConfig, StoreError, UnusableStrategy
 from sluice.queues.model import (
     ANY_ORDER,
     DEAD_LETTER,
@@ -32,6 +32,7 @@ from sluice.queues.model import (
     QueueRules,
 )
 from sluice.queues.names import DLQ_PREFIX, queue_name_error
+from sluice.queues.service.partition_strategies import HASH, find_partition_strategy
 from sluice.units import format_duration, parse_rate
 
 YEAR_SECONDS: Final = 31_536_000.0
@@ -161,6 +162,7 @@ class QueueConfig(ConfigSection):
     name: QueueName
     partitions: Annotated[int, number_between(1, 4096)] = DEFAULT_PARTITIONS
     ordering: Literal["none", "partition", "strict"] = "partition"
+    partition_strategy: str = HASH
     type: Literal["work", "compacted"] = "work"
     bindings: list[Binding] = []
     retry_policy: RetryPolicy = RetryPolicy()
@@ -192,6 +194,7 @@ class QueueConfig(ConfigSection):
         rules = QueueRules(self.name)
         rules.partitions = self.partitions
         rules.ordering = ORDERINGS[self.ordering]
+        rules.choose_partition = find_partition_strategy(self.partition_strategy)
         rules.is_compacted = self.type == "compacted"
         rules.bindings = [binding.topic for binding in self.bindings]
         retry = self.retry_policy
@@ -249,6 +252,15 @@ class QueueConfig(ConfigSection):
     def as_json(self) -> str:
         """Return the form that is stored with the queue."""
         return json.dumps(self.as_dict(), separators=(",", ":"))
+
+
+def parse_stored_rules(name: str, text: str) -> QueueRules:
+    """Return the rules of a stored queue."""
+    try:
+        return read_config(json.loads(text), name).rules()
+    except UnusableStrategy as error:
+        # An invalid record would be skipped by --salvage, with the queue.
+        raise StoreError(f"queue {name!r} cannot be opened: {error.what}", error.remedy) from error
 
 
 def _as_dict(model: BaseModel) -> dict[str, object]:

@@ -299,6 +299,8 @@ def _forbidden_change(before: QueueConfig, after: QueueConfig) -> str:
         return "its type cannot change; create another queue and move the messages"
     if "strict" in (before.ordering, after.ordering) and after.ordering != before.ordering:
         return "strict ordering cannot change; create another queue and move the messages"
+    if after.partition_strategy != before.partition_strategy:
+        return "its partition_strategy cannot change; create another queue and move the messages"
     if after.partitions < before.partitions:
         return f"it has {before.partitions} partitions, and the number can only grow"
     return ""

@@ -17,6 +17,12 @@ export const SECTIONS = [
         ["none", "partition", "strict"],
         "partition: by key. strict: the whole queue, one partition.",
       ],
+      [
+        "partition_strategy",
+        "Partition strategy",
+        "text",
+        "hash, or the name of an installed plug-in. It cannot change.",
+      ],
       ["type", "Type", ["work", "compacted"], "compacted keeps the last message of each key."],
       [
         "bindings",

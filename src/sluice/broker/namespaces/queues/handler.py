@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sluice.broker.acl import QUEUE_CONSUME, QUEUE_PUBLISH, AccessControl
 from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.queues.bindings import BoundQueues
 from sluice.broker.namespaces.queues.command_topics import CommandTopics
@@ -56,9 +57,15 @@ NOT_SHARED: Final = "a queue is shared by its groups: use $queue/<queue>/$group/
 
 class QueueHandler(NamespaceHandler):
     def __init__(
-        self, engine: Engine, router: Router, service: QueueService, schemas: SchemaChecks
+        self,
+        engine: Engine,
+        router: Router,
+        service: QueueService,
+        schemas: SchemaChecks,
+        access: AccessControl,
     ) -> None:
         self.engine: Engine = engine
+        self.access: AccessControl = access
         self.service: QueueService = service
         self.schemas: SchemaChecks = schemas
         self._router: Router = router
@@ -69,7 +76,7 @@ class QueueHandler(NamespaceHandler):
         self._commands: CommandTopics = CommandTopics(engine)
         self.bindings: BoundQueues = BoundQueues(engine, router, self._builder, schemas)
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
-            engine, self.create_queue, router.turn, self._begin_command
+            engine, self._create_for_subscriber, router.turn, self._begin_command
         )
 
     def _begin_command(self) -> None:
@@ -138,7 +145,7 @@ class QueueHandler(NamespaceHandler):
         message = self._builder.build_message(packet)
         queue = self._find_queue(parsed)
         if queue is None:
-            queue = self.create_queue(parsed.queue)
+            queue = self._create_for_client(QUEUE_PUBLISH, parsed.queue, session)
         if self.bindings.queue_bindings:
             self.bindings.copy_to_bound_queues(queue, message)
         if queue.rules.schema and not self.schemas.fits_schema(queue, message):
@@ -193,7 +200,9 @@ class QueueHandler(NamespaceHandler):
                 raise InvalidQueueName(
                     parsed.queue, "a will can be published to a queue, but not settle a delivery"
                 )
-            queue = self.engine.queues.get(parsed.queue) or self.create_queue(parsed.queue)
+            queue = self.engine.queues.get(parsed.queue)
+            if queue is None:
+                queue = self._create_for_client(QUEUE_PUBLISH, parsed.queue, session)
             message = self._builder.build_message(will)
             self.bindings.copy_to_bound_queues(queue, message)
             if not queue.rules.schema or self.schemas.fits_schema(queue, message):
@@ -203,13 +212,32 @@ class QueueHandler(NamespaceHandler):
 
     # ---- queues
 
-    def create_queue(self, name: str) -> Queue:
-        """Create a queue, and join the wildcard subscriptions that match it."""
+    def _create_for_subscriber(self, name: str, session: Session) -> Queue:
+        return self._create_for_client(QUEUE_CONSUME, name, session)
+
+    def _create_for_client(self, action: int, name: str, session: Session | None) -> Queue:
+        """Create a queue by the first use of a client.
+
+        The rules see the client that uses it, also if it is connected to another node.
+        """
+        if session is None:
+            return self.create_queue(name)
+        user = session.user or ""
+        is_allowed = self.access.creates_queue(action, name, user, session.client_id)
+        if is_allowed is False:
+            raise QueueNotCreated(name, "the access rule of this client has auto_create = false")
+        return self.create_queue(name, is_allowed is True)
+
+    def create_queue(self, name: str, is_allowed: bool = False) -> Queue:
+        """Create a queue by its first use, and join the wildcard subscriptions that match it.
+
+        Unless `is_allowed`, the server's settings decide whether a use creates it.
+        """
         fault = new_queue_name_error(name)
         if fault:
             raise InvalidQueueName(name, fault)
-        if not self.service.creates_on_use(name):
-            raise QueueNotCreated(name)
+        if not is_allowed and not self.service.creates_on_use(name):
+            raise QueueNotCreated(name, "queues.auto_create is false for it")
         queue = self.engine.get_or_create_queue(name)
         self.on_queue_created(queue)
         return queue

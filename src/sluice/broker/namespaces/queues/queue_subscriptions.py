@@ -164,7 +164,7 @@ class QueueSubscriptions:
     def __init__(
         self,
         engine: Engine,
-        open_queue: Callable[[str], Queue],
+        open_queue: Callable[[str, Session], Queue],
         turn: Turn,
         begin: Callable[[], None],
     ) -> None:
@@ -238,10 +238,11 @@ class QueueSubscriptions:
             if named is not None and options.group not in named.groups:
                 self._engine.check_group_limit(options.group, len(named.partitions))
             is_new = named is None or options.group not in named.groups
+            target = self._open_queue(parsed.queue, session) if named is None else named
             notice = _replace_earlier(session, topic_filter, parsed.queue, options.group)
             if is_new and options.group == default_group(session.client_id):
                 notice = notice or self._warn_of_generated_id(session.client_id, options.group)
-            self._join(session, topic_filter, named or self._open_queue(parsed.queue), qos, options)
+            self._join(session, topic_filter, target, qos, options)
         session.queue_requests[topic_filter] = requested
         return requested.qos, notice
 
