@@ -153,3 +153,14 @@ def parse_message_id(text: bytes) -> tuple[i64, i64]:
     if not is_after_dash or not digits:
         return -1, -1
     return pid, seq
+
+
+def looks_generated(client_id: str) -> bool:
+    """Return whether a client id seems to be made for one run of a client.
+
+    The last part of such an id is long, with digits between other characters.
+    """
+    last = client_id.replace("-", "_").replace("/", "_").rpartition("_")[2]
+    digits = sum(one.isdigit() for one in last)
+    is_hex = all(one in "0123456789abcdefABCDEF" for one in last)
+    return 0 < digits < len(last) and len(last) >= (8 if is_hex else 16)

@@ -87,6 +87,16 @@ async def test_group_without_consumer(harness: AdminHarness) -> None:
     assert worker.payloads() == [b"x"], "the remedy helps"
 
 
+async def test_abandoned_group_of_a_generated_client_id_is_to_be_deleted(
+    harness: AdminHarness,
+) -> None:
+    harness.publish()
+    await harness.call(harness.admin.create_group("tasks", "mqttjs_aa98f2c1"))
+    finding = await first(harness)
+    assert finding.code == "no-consumer" and "a generated client id" in finding.what
+    assert "`sluice group delete tasks mqttjs_aa98f2c1`" in finding.do
+
+
 async def test_consumers_are_in_another_group(harness: AdminHarness) -> None:
     harness.worker("other-1")
     await harness.call(harness.admin.create_group("tasks", "mine"))

@@ -40,7 +40,7 @@ from sluice.errors import (
     UnknownQueue,
 )
 from sluice.message import Message, decode_headers
-from sluice.queues.flow import same_reason
+from sluice.queues.flow import REASONS, is_reason, same_reason
 from sluice.queues.log import PURGED
 from sluice.queues.model import Queue
 
@@ -82,6 +82,10 @@ class DeadLetterScan:
 
     def __init__(self, facade: BrokerFacade, name: str, criteria: DeadLetterFilter) -> None:
         self._facade = facade
+        if criteria.reason and not is_reason(criteria.reason):
+            raise InvalidQueueConfig(
+                f"{criteria.reason!r} is not a reason of dead letters", f"Use {', '.join(REASONS)}"
+            )
         self._name = strip_queue_prefix(name)
         self._criteria = criteria
         self._needle = criteria.contains.encode()

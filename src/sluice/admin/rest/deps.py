@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
 
 from sluice.access.identity import Identity, Role, require_role
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.rest.errors import Busy, QueuesDisabled
+from sluice.admin.rest.errors import Busy, InvalidRequest, QueuesDisabled
 from sluice.admin.rest.schemas.json_models import to_json
 from sluice.admin.service import AdminService
 
@@ -56,8 +57,27 @@ def requires_role(role: Role, what: str) -> dict[str, Any]:
 
     async def check(request: Request) -> None:
         require_role(caller(request), role, what)
+        await _refuse_unread_body(request)
 
     return {"dependencies": [Depends(check)], "openapi_extra": {"x-role": role.label}}
+
+
+async def _refuse_unread_body(request: Request) -> None:
+    """Refuse a body that the route does not read.
+
+    Otherwise a purge whose limits are in the body, and not in the query, would delete everything.
+    """
+    route = request.scope.get("route")
+    if (
+        isinstance(route, APIRoute)
+        and route.body_field is None
+        and "requestBody" not in (route.openapi_extra or {})
+        and (await request.body()).strip() not in (b"", b"{}", b"null")
+    ):
+        raise InvalidRequest(
+            "this path reads no body, and the request has one",
+            "Give parameters in the query, as in ?name=value; /docs lists them",
+        )
 
 
 async def require_queues_enabled(request: Request) -> None:

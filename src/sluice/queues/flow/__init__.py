@@ -11,9 +11,11 @@ from sluice.queues.flow.commands import (
     write_rescheduled,
 )
 from sluice.queues.flow.dead_letters import (
+    REASONS,
     UNACCEPTABLE,
     DeadLetters,
     format_iso_time,
+    is_reason,
     same_reason,
     strip_dead_letter_headers,
 )
@@ -43,6 +45,7 @@ from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 
 __all__ = [
+    "REASONS",
     "RUN_BYTES",
     "SECRET_BYTES",
     "UNACCEPTABLE",
@@ -67,6 +70,7 @@ __all__ = [
     "check_message",
     "format_iso_time",
     "free_length",
+    "is_reason",
     "load_admission",
     "load_rescheduled",
     "read_pause",

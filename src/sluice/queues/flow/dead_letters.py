@@ -283,6 +283,14 @@ def _add_attempt_headers(headers: dict[str, str], lease: Lease) -> None:
     headers["last-attempt-at"] = format_iso_time(lease.last_delivered_at)
 
 
+REASONS: Final = ("max_retries", "timeout", REJECTED, "expired", "overflow")
+
+
+def is_reason(text: str) -> bool:
+    """Return whether dead letters can have this reason, in any spelling."""
+    return text in REASONS or any(text in pair for pair in _REJECTION_REASONS.items())
+
+
 def same_reason(wanted: str, headers: dict[str, str]) -> bool:
     """Return whether a dead letter has this reason, in any spelling that Sluice has used."""
     rejection = headers.get("rejectionReason", "")

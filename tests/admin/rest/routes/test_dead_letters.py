@@ -47,3 +47,13 @@ def test_command_line_puts_a_dead_letter_back_with_the_payload_of_a_file(
     assert done.code == 0, done.stderr
     (message,) = json.loads(sluice.run("peek", "edited", "--json").stdout)
     assert message["payload"] == '{"width": 1}'
+
+
+async def test_unknown_reason_is_refused_with_the_reasons(rest_api: RestApi) -> None:
+    await rest_api.make_dead_letter("tasks", b"a")
+    refusal = await rest_api.refused(
+        400, "POST", "/queues/tasks/dlq/retry", json={"reason": "bogus"}
+    )
+    assert "'bogus' is not a reason" in refusal["message"] and "max_retries" in refusal["do"]
+    for spelling in ("rejected", "DeliveryError", "delivery-error"):
+        assert len(await rest_api.ok("GET", f"/queues/tasks/dlq?reason={spelling}")) == 1

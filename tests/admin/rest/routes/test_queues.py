@@ -123,6 +123,19 @@ async def test_purge_takes_an_age_and_a_number_to_keep(rest_api: RestApi) -> Non
     assert "older_than" in refusal["message"]
 
 
+async def test_body_that_a_path_does_not_read_is_refused(rest_api: RestApi) -> None:
+    """A purge whose limits are in the body by mistake must not delete everything."""
+    for _ in range(3):
+        await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x"})
+    refusal = await rest_api.refused(
+        400, "POST", "/queues/tasks/purge", json={"older_than": "1h", "keep_newest": 1}
+    )
+    assert "reads no body" in refusal["message"] and "?name=value" in refusal["do"]
+    await rest_api.refused(400, "DELETE", "/queues/tasks", json={"force": False})
+    assert (await rest_api.ok("GET", "/queues/tasks/stats"))["total_messages"] == 3
+    assert await rest_api.ok("POST", "/queues/tasks/purge", {}) == {"purged": 3}
+
+
 async def test_queue_and_group_are_paused_and_resumed(rest_api: RestApi) -> None:
     async with rest_api.harness.client("w-1") as client:
         worker = Worker(client, "tasks")

@@ -30,6 +30,7 @@ from sluice.queues.model import (
     Group,
     Lease,
 )
+from sluice.queues.names import looks_generated
 
 MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a diagnosis examines
 
@@ -100,6 +101,14 @@ def _no_consumer(group: Group) -> Finding:
     queue = group.queue
     busy = [other.name for other in queue.groups.values() if other.consumers]
     lag = phrases.count_messages(group_lag(group), "waits", "wait")
+    if looks_generated(group.name):
+        return Finding(
+            "wrong-group" if busy else "no-consumer",
+            f"group {group.name} has no consumers, and {lag}; its name is a generated client id",
+            "A client without an id of its own made it, and will not come back to it:"
+            f" `{phrases.delete_group_command(queue.name, group.name)}`, and give the client a"
+            " consumer-group",
+        )
     if busy:
         return Finding(
             "wrong-group",

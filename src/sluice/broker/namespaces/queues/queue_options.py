@@ -87,17 +87,6 @@ def default_group(client_id: str) -> str:
     return client_id.rpartition("-")[0] or client_id
 
 
-def looks_generated(client_id: str) -> bool:
-    """Return whether a client id seems to be made for one run of a client.
-
-    The last part of such an id is long, with digits between other characters.
-    """
-    last = client_id.replace("-", "_").replace("/", "_").rpartition("_")[2]
-    digits = sum(one.isdigit() for one in last)
-    is_hex = all(one in "0123456789abcdefABCDEF" for one in last)
-    return 0 < digits < len(last) and len(last) >= (8 if is_hex else 16)
-
-
 def read_delay(name: str, text: bytes) -> float:
     try:
         seconds: float = parse_duration(text.decode())

@@ -28,7 +28,6 @@ from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.broker.namespaces.queues.queue_options import (
     ConsumerOptions,
     default_group,
-    looks_generated,
 )
 from sluice.broker.queue_topics import (
     GROUP,
@@ -43,7 +42,12 @@ from sluice.errors import InvalidQueueConfig
 from sluice.queues.bulk import resolve_start
 from sluice.queues.engine import Engine
 from sluice.queues.model import Queue
-from sluice.queues.names import is_dot_segment, new_group_name_error, queue_name_error
+from sluice.queues.names import (
+    is_dot_segment,
+    looks_generated,
+    new_group_name_error,
+    queue_name_error,
+)
 from sluice.wire.reasons import TOPIC_FILTER_INVALID
 from sluice.wire.topics import has_wildcard, matches
 

@@ -429,6 +429,7 @@ def _report(cli: CommandContext, queue: str, answer: Mapping[str, int]) -> None:
 def _show_dead_letters(out: Output, dead_letters: list[dict[str, Any]], now: float) -> None:
     columns = [
         Column("dead letter"),
+        Column("message"),
         Column("died", number=True),
         Column("reason", style=BAD),
         Column("group"),
@@ -444,6 +445,7 @@ def _show_dead_letters(out: Output, dead_letters: list[dict[str, Any]], now: flo
         rows.append(
             [
                 row["message_id"],
+                headers.get("original-message-id", ""),
                 format_age(headers.get("dead-at") or row["enqueued_at"], now).removesuffix(" ago"),
                 headers.get("dead-reason", ""),
                 headers.get("original-group", ""),
