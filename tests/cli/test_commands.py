@@ -286,7 +286,8 @@ def test_dead_letters_are_listed_with_their_history(run: Run, api: FakeApi) -> N
         "png",
     ]
     row = cells(run("dlq", "list", "jobs", *flags).stdout.splitlines()[1])
-    assert row[0] == "9-0" and row[2:] == ["max_retries", "work", "3", "not an image", "broken.png"]
+    assert row[:2] == ["9-0", "was-9-0"]
+    assert row[3:] == ["max_retries", "work", "3", "not an image", "broken.png"]
     assert api.last.query == {
         "reason": "max_retries",
         "group": "work",
