@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from collections.abc import Sequence
 
 from sluice.store.embedded import FileSystem
@@ -48,6 +49,8 @@ class Disk(FileSystem):
         super().__init__()
         self.draw = draw
         self.changes = 0
+        self.direct_frame_count = 0  # frames that the thread of this object wrote
+        self._creator = threading.get_ident()
         self._names: dict[str, Inode] = {}
         self._synced_names: dict[str, Inode] = {}
         # removed name, new name, inode
@@ -160,6 +163,8 @@ class Disk(FileSystem):
         return len(self._open[fd].data)
 
     def write(self, fd: int, parts: list[bytes], at: int) -> None:
+        if len(parts) == 2 and threading.get_ident() == self._creator:
+            self.direct_frame_count += 1
         self._change()
         inode, data = self._open[fd], b"".join(parts)
         if self._off:

@@ -205,6 +205,7 @@ def test_power_cut_at_any_file_change_loses_nothing_acknowledged(seed: int) -> N
     rig.run(CUTS)
     assert rig.torn > CUTS // 20, "the cuts must tear frames, or they prove little"
     assert rig.next_seq > CUTS * 20
+    assert rig.disk.direct_frame_count > CUTS, "the loop must write frames, too"
 
 
 @pytest.mark.parametrize("lot", range(8))

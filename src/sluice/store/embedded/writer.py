@@ -374,6 +374,7 @@ class LogWriter:
         """Return whether zeros are due after a frame of `size` more bytes."""
         return (
             size < _SMALL_FRAME_BYTES
+            and self._preallocated_end < self._segment_bytes
             and self._preallocated_end - self._offset - size < len(_ZEROS) // 2
             and not self._is_low_on_space
         )
