@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sluice.access.acl_file import read_rules
-from sluice.admin.queries.message_lookup import lease_holder
 from sluice.broker.acl import AccessControl, AccessControlList, AuthCallback, AuthResult, PeerInfo
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
@@ -153,7 +152,7 @@ def test_lease_holder_is_shown_by_client_id(build: Build) -> None:
     failed_delivery(harness)
     cursors = harness.queue("tasks").groups["alice"].cursors
     (lease,) = [one for cursor in cursors for one in cursor.leases.values()]
-    assert lease_holder(lease) == "alice-1"
+    assert lease.holder_client_id() == "alice-1"
     assert {step.consumer for step in lease.history or []} == {"alice-1"}
 
 

@@ -65,7 +65,7 @@ COMPOSITION_MODULES = frozenset(
 # package are always allowed. A row lists what is used and nothing else, and the rows of a package
 # form layers.
 ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
-    "admin.bulk": frozenset({"queries"}),
+    "admin.bulk": frozenset(),
     "admin.forwarding": frozenset({"bulk", "metrics"}),
     "admin.grpc": frozenset({"queries"}),
     "admin.metrics": frozenset(),
@@ -97,7 +97,7 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "queues.model": frozenset({"log"}),
     "queues.recovery": frozenset({"bulk", "flow", "log", "model"}),
     "queues.schedules": frozenset({"flow", "log", "model"}),
-    "queues.service": frozenset({"log", "model", "schedules"}),
+    "queues.service": frozenset({"bulk", "flow", "log", "model", "schedules"}),
     "spark.http": frozenset(),
     "spark.pipelines": frozenset({"http", "source"}),
     "spark.runtime": frozenset(),

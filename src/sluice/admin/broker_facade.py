@@ -17,9 +17,9 @@ from sluice.errors import UnknownQueue
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.model import Partition, Queue
-
-MessageLocation = tuple[Partition, int]
+from sluice.queues.log import PURGED
+from sluice.queues.model import Queue
+from sluice.queues.service import MessageLocation, QueueInspector, stored_messages
 
 BATCH_SIZE: Final = 256  # items processed before the loop is yielded
 READ_BATCH_BYTES: Final = 1 << 20  # about the size of one read
@@ -33,6 +33,7 @@ class BrokerFacade:
         self.commit_loop = commit_loop
         self.queue_handler = queue_handler
         self.broker = broker
+        self.inspector = queue_handler.service.inspector
 
     def sync_clock(self) -> float:
         """Set the engine's clock and return the time by which its figures are read."""
@@ -76,12 +77,12 @@ class BrokerFacade:
         self.sync_clock()
         return found
 
-    def purge_range(self, partition: Partition, start: int, end: int, max_count: int) -> int:
-        """Purge a part of a partition; return the sequence to continue from."""
-        return int(self.engine.removal.purge_range(partition, start, end, max_count))
+    def purge(self, location: MessageLocation) -> bool:
+        """Purge one message; return False if a consumer has it."""
+        return self.engine.remove_for_all_groups(*location, PURGED)
 
     def get_queue(self, name: str) -> Queue:
-        """Return a queue by its name or its topic."""
+        """Return a queue by its name or its topic, for commands."""
         queue = self.engine.queues.get(strip_queue_prefix(name))
         if queue is None:
             raise UnknownQueue(strip_queue_prefix(name))
@@ -89,6 +90,10 @@ class BrokerFacade:
 
     def is_current(self, queue: Queue) -> bool:
         return self.engine.queues.get(queue.name) is queue
+
+    def inspect(self, name: str) -> QueueInspector:
+        """Return the inspector of a queue, by its name or its topic."""
+        return self.inspector.get(strip_queue_prefix(name))
 
 
 def strip_queue_prefix(name: str) -> str:
@@ -99,18 +104,12 @@ def split_into_batches(locations: Iterator[MessageLocation]) -> Iterator[list[Me
     """Split locations into batches, bounded in messages and bytes, for one read each."""
     batch: list[MessageLocation] = []
     size = 0
-    for partition, seq in locations:
-        batch.append((partition, seq))
-        size += stored_size(partition, seq)
+    for location in locations:
+        batch.append(location)
+        size += stored_messages.stored_size(location)
         if len(batch) >= BATCH_SIZE or size >= READ_BATCH_BYTES:
             yield batch
             batch = []
             size = 0
     if batch:
         yield batch
-
-
-def stored_size(partition: Partition, seq: int) -> int:
-    """Return the bytes that the store holds of a message."""
-    block = partition.find_block(seq)
-    return 0 if block is None else int(block.size[block.index_of(seq)])

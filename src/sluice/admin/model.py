@@ -64,11 +64,13 @@ __all__ = [
 Consumer = views.Consumer
 Doc = views.Doc
 Duration = views.Duration
+Event = views.Event
 Group = views.Group
 Ledger = views.Ledger
 Partition = views.Partition
 Pause = views.Pause
 Queue = views.Queue
+QueueDetail = views.QueueDetail
 Rate = views.Rate
 Size = views.Size
 Time = views.Time
@@ -76,19 +78,6 @@ Unit = views.Unit
 
 RoleName = Literal["viewer", "operator", "admin"]
 StoreKind = Literal["embedded", "memory", "redis"]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueDetail:
-    """Counters, configuration, groups and partitions of one queue."""
-
-    stats: Annotated[Queue, Doc("The queue as lists show it")]
-    config: Annotated[
-        dict[str, object],
-        Doc("Complete, with defaults, durations as text", grpc="config_json"),
-    ]
-    groups: Annotated[list[Group], Doc("By name")]
-    partitions: Annotated[list[Partition], Doc("By number")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,24 +266,6 @@ class Redriven:
     retried: Annotated[int, Doc("Dead letters that are back in their queue")]
     skipped: Annotated[int, Doc("In delivery, or their original queue is gone")]
     left: Annotated[int, Doc("Matches of the filter beyond the limit")]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One step in the history of a message, for one group (empty: for all)."""
-
-    at: Annotated[Time, Doc("When it happened")]
-    what: Annotated[
-        str,
-        Doc(
-            "enqueued, delivered, extended, nacked, timed-out, vanished, released, acked,"
-            " dead, redriven or expired"
-        ),
-    ]
-    group: Annotated[str, Doc("The group, or empty")] = ""
-    consumer: Annotated[str, Doc("The consumer of the delivery, or empty")] = ""
-    attempt: Annotated[int, Doc("Number of the delivery")] = 0
-    detail: Annotated[str, Doc("What else is known, such as the description of a failure")] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ answers a change only when the store has committed it. The modules beside this o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -50,8 +51,9 @@ from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, 
 from sluice.queues.bulk import resolve_start
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.model import Group, verify_group, verify_queue
+from sluice.queues.model import Group
 from sluice.queues.names import new_group_name_error
+from sluice.queues.service import GroupInspector
 
 
 class AdminService:
@@ -78,9 +80,9 @@ class AdminService:
         self._engine = engine
         self._queue_handler = queue_handler
         self._queue_service = queue_handler.service
-        self._queue_index = view_builders.QueueIndex(self._facade, queue_handler.service)
+        self._inspector = self._facade.inspector
         # For bulk readers and writers.
-        self.bulk = BulkService(self._facade, self._queue_index, has_segment_files)
+        self.bulk = BulkService(self._facade, has_segment_files)
         self._store_name = store_name
         self._store_status = (
             store_status
@@ -137,17 +139,13 @@ class AdminService:
         self._facade.sync_clock()
         found: list[model.Queue] = []
         for nth, name in enumerate(
-            self._queue_index.list_names(
-                strip_queue_prefix(prefix), strip_queue_prefix(after), limit
-            )
+            self._inspector.list_names(strip_queue_prefix(prefix), strip_queue_prefix(after), limit)
         ):
             if nth % BATCH_SIZE == BATCH_SIZE - 1:
                 await self._facade.yield_to_loop()
-            queue = self._engine.queues.get(name)
+            queue = self._inspector.find(name)
             if queue is not None:
-                found.append(
-                    view_builders.build_queue_view(queue, self._queue_service, self._queue_index)
-                )
+                found.append(queue.view())
         return found
 
     async def create_queue(self, config: object) -> QueueDetail:
@@ -156,20 +154,17 @@ class AdminService:
         self._facade.begin_change()
         queue = self._queue_service.create(config)
         self._queue_handler.on_queue_created(queue)
+        created = self._facade.inspect(queue.name)
         await self._facade.wait_committed()
-        return view_builders.build_queue_detail(queue, self._queue_service, self._queue_index)
+        return created.detail()
 
     async def queue(self, name: str) -> QueueDetail:
         self._facade.sync_clock()
-        return view_builders.build_queue_detail(
-            self._facade.get_queue(name), self._queue_service, self._queue_index
-        )
+        return self._facade.inspect(name).detail()
 
     async def stats(self, name: str) -> model.Queue:
         self._facade.sync_clock()
-        return view_builders.build_queue_view(
-            self._facade.get_queue(name), self._queue_service, self._queue_index
-        )
+        return self._facade.inspect(name).view()
 
     async def delete_queue(self, name: str) -> None:
         queue = self._facade.get_queue(name)
@@ -211,20 +206,27 @@ class AdminService:
 
     async def groups(self, name: str) -> list[model.Group]:
         self._facade.sync_clock()
-        queue = self._facade.get_queue(name)
-        return [
-            view_builders.build_group_view(queue.groups[group]) for group in sorted(queue.groups)
-        ]
+        return self._facade.inspect(name).group_views()
 
     async def group(self, name: str, group: str) -> model.Group:
         self._facade.sync_clock()
-        return view_builders.build_group_view(self._group(name, group))
+        return self._inspect_group(name, group).view()
 
-    def _group(self, name: str, group: str) -> Group:
-        found = self._facade.get_queue(name).groups.get(group)
+    def _inspect_group(self, name: str, group: str) -> GroupInspector:
+        found = self._facade.inspect(name).find_group(group)
         if found is None:
             raise UnknownGroup(strip_queue_prefix(name), group)
         return found
+
+    async def _command_group(
+        self, name: str, group: str, command: Callable[[Group], object]
+    ) -> model.Group:
+        """Apply a command to a group; return the group after the commit."""
+        inspector = self._inspect_group(name, group)
+        self._facade.begin_change()
+        command(self._facade.get_queue(name).groups[group])
+        await self._facade.wait_committed()
+        return inspector.view()
 
     async def create_group(self, name: str, group: str, start: str = "earliest") -> model.Group:
         queue = self._facade.get_queue(name)
@@ -237,35 +239,31 @@ class AdminService:
             raise GroupExists(queue.name, group)
         self._facade.begin_change()
         self._engine.check_group_limit(group, len(queue.partitions))
-        created = self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
+        self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
+        created = self._inspect_group(name, group)
         await self._facade.wait_committed()
-        return view_builders.build_group_view(created)
+        return created.view()
 
     async def pause_group(self, name: str, group: str, by: str, reason: str) -> model.Group:
         """Deliver nothing more to one group."""
-        found = self._group(name, group)
-        self._facade.begin_change()
-        self._engine.control.pause_group(found, by, reason)
-        await self._facade.wait_committed()
-        return view_builders.build_group_view(found)
+        control = self._engine.control
+        return await self._command_group(
+            name, group, lambda found: control.pause_group(found, by, reason)
+        )
 
     async def resume_group(self, name: str, group: str) -> model.Group:
-        found = self._group(name, group)
-        self._facade.begin_change()
-        self._engine.control.resume_group(found)
-        await self._facade.wait_committed()
-        return view_builders.build_group_view(found)
+        return await self._command_group(name, group, self._engine.control.resume_group)
 
     async def delete_group(self, name: str, group: str) -> None:
-        found = self._group(name, group)
-        if found.consumers:
+        members = self._inspect_group(name, group).members()
+        if members:
             raise InUse(
                 f"group {group!r} of queue {strip_queue_prefix(name)!r} has"
-                f" {phrases.pluralize(len(found.consumers), 'consumer')}",
+                f" {phrases.pluralize(len(members), 'consumer')}",
                 "Let its consumers unsubscribe or end their sessions first",
             )
         self._facade.begin_change()
-        self._engine.delete_group(found)
+        self._engine.delete_group(self._facade.get_queue(name).groups[group])
         await self._facade.wait_committed()
 
     async def consumers(self, name: str) -> list[model.Consumer]:
@@ -274,15 +272,16 @@ class AdminService:
 
     async def seek(self, name: str, group: str, to: str) -> model.Group:
         """Seek to `earliest`, `latest`, a sequence or a time (ISO 8601, or @seconds since 1970)."""
-        found = self._group(name, group)
+        self._inspect_group(name, group)
         if not to:
             raise InvalidQueueConfig(
                 "seek needs a position", "Give earliest, latest, a sequence or a time"
             )
-        self._facade.begin_change()
-        self._engine.seek_group(found, resolve_start(found.queue, to))
-        await self._facade.wait_committed()
-        return view_builders.build_group_view(found)
+        return await self._command_group(
+            name,
+            group,
+            lambda found: self._engine.seek_group(found, resolve_start(found.queue, to)),
+        )
 
     # ---- messages
 
@@ -300,31 +299,24 @@ class AdminService:
         Takes and changes nothing.
         """
         self._facade.sync_clock()
-        queue = self._facade.get_queue(name)
-        selected_group = self._group(name, group) if group else None
-        partitions = list(queue.partitions)
-        if partition >= 0:
-            if partition >= len(partitions):
-                raise InvalidQueueConfig(
-                    f"queue {queue.name!r} has no partition {partition}",
-                    f"Give one from 0 to {len(partitions) - 1}",
-                )
-            partitions = [partitions[partition]]
-        starts = [max(0, start)] * len(partitions)
-        if selected_group is not None:
-            cursors = selected_group.cursors
-            starts = [max(start, int(cursors[int(one.number)].low_watermark)) for one in partitions]
-        locations = message_lookup.iterate_oldest_first(partitions, starts)
+        queue = self._facade.inspect(name)
+        selected_group = self._inspect_group(name, group) if group else None
+        if partition >= queue.count_partitions():
+            raise InvalidQueueConfig(
+                f"queue {queue.name!r} has no partition {partition}",
+                f"Give one from 0 to {queue.count_partitions() - 1}",
+            )
+        locations = queue.locations_from(partition, start, group)
         if selected_group is not None:
             locations = iter(
-                await message_lookup.find_unsettled(self._facade, cursors, locations, limit)
+                await message_lookup.find_unsettled(self._facade, selected_group, locations, limit)
             )
         found: list[model.Message] = []
         async for location, message in message_lookup.read_in_batches(
             self._facade, islice(locations, max(0, limit))
         ):
             found.append(
-                message_lookup.build_message_view(location, message, selected_group, payload_bytes)
+                message_lookup.build_message_view(location, message, payload_bytes, selected_group)
             )
         return found
 
@@ -332,12 +324,12 @@ class AdminService:
         self, name: str, message_id: str, payload_bytes: int = 1_048_576
     ) -> model.Message:
         self._facade.sync_clock()
-        queue = self._facade.get_queue(name)
+        queue = self._facade.inspect(name)
         location = await message_lookup.locate_message(self._facade, queue, message_id)
         if location is not None:
             (message,) = await self._facade.read_messages([location])
             if message is not None:
-                return message_lookup.build_message_view(location, message, None, payload_bytes)
+                return message_lookup.build_message_view(location, message, payload_bytes)
         raise UnknownMessage(queue.name, message_id)
 
     async def publish(self, name: str, outgoing: OutgoingMessage) -> Published:
@@ -451,7 +443,7 @@ class AdminService:
         location, message = await dead_letter_operations.find_dead_letter(
             self._facade, name, message_id
         )
-        return message_lookup.build_message_view(location, message, None, payload_bytes)
+        return message_lookup.build_message_view(location, message, payload_bytes)
 
     async def dead_letter_errors(
         self, name: str, criteria: DeadLetterFilter | None = None, limit: int = 10_000
@@ -502,21 +494,19 @@ class AdminService:
     async def diagnose(self, name: str, group: str = "") -> Diagnosis:
         """Find out why nothing arrives."""
         self._facade.sync_clock()
-        return await queue_diagnosis.diagnose(
-            self._facade, self._queue_index, self._flow, name, group
-        )
+        return await queue_diagnosis.diagnose(self._facade, self._flow, name, group)
 
     async def verify(self) -> list[str]:
         """Return all inconsistencies; each queue is counted within one turn."""
         found: list[str] = []
-        for name in list(self._queue_index.all_names()):
-            queue = self._engine.queues.get(name)
+        for name in list(self._inspector.all_names()):
+            queue = self._inspector.find(name)
             if queue is None:
                 continue
-            found.extend(verify_queue(queue))
-            for group in list(queue.groups.values()):
+            found.extend(queue.verify())
+            for group in queue.groups():
                 await self._facade.yield_to_loop()
-                if self._facade.is_current(queue) and queue.groups.get(group.name) is group:
-                    found.extend(verify_group(group))
+                if queue.is_current() and group.is_current():
+                    found.extend(group.verify())
             await self._facade.yield_to_loop()
         return found

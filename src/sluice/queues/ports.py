@@ -46,3 +46,23 @@ class Codec:
     def decompress(self, data: bytes) -> bytes:
         """Return the data that `compress` was given. Raise ValueError for other input."""
         return data
+
+
+class ConnectionState:
+    """The connection and the session of a consumer, for display."""
+
+    def __init__(
+        self,
+        is_slow: bool,
+        last_read_at: float,
+        unacked: int,
+        window: int,
+        disconnected_at: float,
+        expires_at: float,
+    ) -> None:
+        self.is_slow: bool = is_slow  # it does not keep up with what it is sent
+        self.last_read_at: float = last_read_at  # 0.0: not connected
+        self.unacked: int = unacked  # what was sent to the client, and is not acknowledged
+        self.window: int = window  # how much of that it allows
+        self.disconnected_at: float = disconnected_at  # 0.0: connected
+        self.expires_at: float = expires_at  # of the session; infinite: never

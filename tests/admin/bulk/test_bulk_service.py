@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sluice.admin.bulk import bulk_service
+from sluice.admin.bulk import batch_commits, bulk_service
 from sluice.admin.bulk.bulk_views import Batch, MessageSlice
 from sluice.bulk.row_decoder import DeadLetterRepair
 from sluice.errors import OutOfRange, UnknownGroup
@@ -278,6 +278,6 @@ async def test_other_clients_are_served_while_a_batch_creates_queues(
             assert all(harness.depth(name) == 0 for name in names)
     assert task.exception() is None
     assert set(names) <= set(harness.engine.queues)
-    assert 0 < largest <= bulk_service.QUEUES_CREATED_PER_TURN
+    assert 0 < largest <= batch_commits.QUEUES_CREATED_PER_TURN
     harness.loop.settle()
     assert sum(harness.depth(name) for name in names) == (100 if by == "commit" else 0)

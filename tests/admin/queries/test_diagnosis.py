@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.admin.model import Diagnosis, Finding, OutgoingMessage
-from sluice.admin.queries.diagnosis.group_diagnosis import MAX_EXAMINED_MESSAGES, _busy_keys
 from sluice.message import Message
+from sluice.queues.service.group_inspector import MAX_EXAMINED_MESSAGES, GroupInspector
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness, join, put, settle, take
 
@@ -324,7 +324,7 @@ async def test_diagnosis_examines_a_bounded_number_of_delayed_messages(
         message.deliver_at = int((engine.now + 3600.0) * 1000.0)
         engine.publish(queue, message, None, 0)
     harness.publish(b"x", partition_key="ann")
-    assert _busy_keys(queue.groups["w"], engine.now) == []
+    assert GroupInspector(engine, queue.groups["w"]).busy_keys() is None
 
 
 async def test_consumer_that_sends_no_pubacks(harness: AdminHarness) -> None:

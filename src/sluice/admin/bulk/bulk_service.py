@@ -1,49 +1,48 @@
-"""The broker's side of bulk reads and writes: offsets, places, progress and batches.
+"""The broker's side of bulk reads: offsets, places and progress. Writes are in `batch_commits`.
 
 It runs on the broker's loop, in portions. It turns ranges of sequences into places in the store and
-leaves reading to others; it appends batches that others have decoded and checked. It knows neither
-Arrow nor HTTP.
+leaves reading to others. It knows neither Arrow nor HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
+from sluice.admin.broker_facade import BrokerFacade
+from sluice.admin.bulk.batch_commits import BatchCommits
 from sluice.admin.bulk.broker_load import BrokerLoad
 from sluice.admin.bulk.bulk_views import (
-    Batch,
-    CommitResult,
-    DeadLetterRepair,
     GroupProgress,
-    LocatedRepair,
     MessageSlice,
     PartitionOffsets,
     QueueOffsets,
-    QueueTarget,
 )
-from sluice.admin.queries import QueueIndex
 from sluice.errors import (
     InUse,
-    InvalidBatch,
     InvalidQueueConfig,
-    InvalidQueueName,
     OutOfRange,
-    QueueMadeAgain,
     UnknownGroup,
     UnknownPartition,
 )
-from sluice.message import Message
-from sluice.queues.bulk import MessageLocations, collect_locations, first_lost, resolve_start
+from sluice.queues.bulk import (
+    MessageLocations,
+    check_incarnation,
+    check_lost,
+    check_range,
+    collect_locations,
+    earliest_stored,
+    first_lost,
+    incarnation_of,
+    is_progress,
+    resolve_start,
+)
 from sluice.queues.commit_loop import CommitListener
-from sluice.queues.flow import check_message
 from sluice.queues.log import Frame
-from sluice.queues.model import Cursor, Group, Partition, Queue
-from sluice.queues.names import REPLY_QUEUE_PREFIX, new_group_name_error, queue_name_error
+from sluice.queues.model import Group, Partition, Queue
+from sluice.queues.names import new_group_name_error
 
 LOOKUP_BATCH_SIZE: Final = 2048  # places looked up before the loop is yielded
 MAX_TURN_SECONDS: Final = 0.002  # limit of a portion of settling or appending
@@ -53,20 +52,14 @@ MESSAGES_PER_CLOCK_CHECK: Final = 32
 QUEUES_CREATED_PER_TURN: Final = 16
 
 
-class BulkService(CommitListener):
+class BulkService(BatchCommits, CommitListener):
     """Bulk operations. `has_segment_files`: the store's files can be read by address."""
 
-    def __init__(
-        self, facade: BrokerFacade, queue_index: QueueIndex, has_segment_files: bool = False
-    ) -> None:
-        self._facade = facade
-        self._queue_index = queue_index
+    def __init__(self, facade: BrokerFacade, has_segment_files: bool = False) -> None:
+        super().__init__(facade)
         self.has_segment_files = has_segment_files
         self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue, set by its next commit
         self._load = BrokerLoad()
-        self._batch_lock = asyncio.Lock()
-        self._created_count = 0  # queues created for rows that name them
-        self._tasks: set[asyncio.Task[CommitResult]] = set()
         facade.commit_loop.add_listener(self)
 
     # ---- offsets
@@ -114,13 +107,13 @@ class BulkService(CommitListener):
             [
                 PartitionOffsets(
                     int(one.number),
-                    _earliest(one),
+                    earliest_stored(one),
                     int(one.committed_end),
                     round(each * int(one.live_count)),
                 )
                 for one in queue.partitions
             ],
-            self._queue_index.is_dead_letter_queue(queue.name),
+            self._facade.inspector.is_dead_letter_queue(queue.name),
             bool(queue.rules.is_compacted),
         )
 
@@ -241,7 +234,7 @@ class BulkService(CommitListener):
         )
         cursor = None if reader_group is None or lenient else reader_group.cursors[partition_number]
         if not lenient:
-            _check_range(partition, start, end, cursor)
+            check_range(partition, start, end, cursor)
         first = start
         gid = 0 if reader_group is None else int(reader_group.gid)
         requested_end, end = end, min(end, int(partition.committed_end))
@@ -259,7 +252,7 @@ class BulkService(CommitListener):
         if cursor is not None:  # state may have changed while the loop was yielded
             if queue.groups.get(group) is not reader_group:
                 raise _unknown_group(queue, group)
-            _check_lost(cursor, first, start)
+            check_lost(cursor, first, start)
         return found, start if start < end else requested_end
 
     async def _read_records(self, addresses: list[int]) -> list[bytes | None]:
@@ -325,7 +318,7 @@ class BulkService(CommitListener):
         if (
             create_group
             or restart
-            or any(_is_progress(found.cursors[number], end) for number, end in ends.items())
+            or any(is_progress(found.cursors[number], end) for number, end in ends.items())
         ):
             for number, end in ends.items():
                 await self._settle_partition(queue, found, number, end)
@@ -370,203 +363,6 @@ class BulkService(CommitListener):
                     break
             await facade.yield_to_loop()
 
-    # ---- writing
-
-    async def last_batch(self, app: str) -> int | None:
-        """Return the last batch of an application, once it is committed.
-
-        A fence is visible from the start of its commit.
-        """
-        fence = self._facade.engine.batches.fences.get(app)
-        if fence is None:
-            return None
-        await self._facade.wait_committed()
-        return int(fence.batch)
-
-    async def targets(self, names: list[str]) -> dict[str, QueueTarget]:
-        """Return the queues of a batch; create missing ones, as a publish does."""
-        facade = self._facade
-        facade.begin_change()
-        found: dict[str, QueueTarget] = {}
-        for name in names:
-            fault = queue_name_error(strip_queue_prefix(name))
-            if not fault and name.startswith(REPLY_QUEUE_PREFIX):
-                fault = "responses are not a queue"
-            if fault:
-                raise InvalidQueueName(name, fault)
-        for name in names:
-            queue = await self._open_queue(name)
-            check = (
-                facade.queue_handler.schemas.get_validator(queue) if queue.rules.schema else None
-            )
-            found[name] = QueueTarget(
-                int(queue.rules.max_message_size), check, not queue.rules.is_compacted
-            )
-        return found
-
-    async def commit(self, batch: Batch) -> CommitResult:
-        """Append a batch in one frame with its fence; a batch that was committed is not repeated.
-
-        A cancelled caller does not stop a commit that has begun.
-        """
-        task = asyncio.create_task(self._commit(batch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
-    async def _commit(self, batch: Batch) -> CommitResult:
-        facade = self._facade
-        engine, commit_loop = facade.engine, facade.commit_loop
-        async with self._batch_lock:
-            facade.begin_change()
-            fence = engine.batches.fences.get(batch.app)
-            if fence is not None and batch.number <= fence.batch:
-                await facade.wait_committed()
-                return CommitResult(int(fence.rows) if batch.number == fence.batch else 0, True)
-            engine.check_store_available()
-            runs = [(await self._open_queue(name), messages) for name, messages in batch.runs]
-            engine.check_store_available()
-            for queue, messages in runs:
-                for message in messages if queue.rules.is_compacted else []:
-                    check_message(queue, message)
-            await self._check_capacity(runs)
-            located_repairs = await self._locate_dead_letters(batch.repairs)
-            commit_loop.hold_frame()
-            try:
-                engine.batches.write_batch_note(batch.app, batch.number, batch.rows)
-                for queue, messages in runs:
-                    await self._append(queue, messages)
-                applied = await self._apply_repairs(located_repairs, batch.to_all)
-            except BaseException as fault:
-                # Half of a batch is in the open frame: that frame must never be committed.
-                commit_loop.abort_batch(fault)
-                raise
-            facade.begin_change()
-            commit_loop.release_frame()
-            await facade.wait_committed()
-        return CommitResult(batch.rows, False, len(batch.repairs) - applied)
-
-    async def _open_queue(self, name: str) -> Queue:
-        """Return the queue called `name`, and create it if it does not exist, a few per turn."""
-        facade = self._facade
-        queue = facade.engine.queues.get(name)
-        if queue is None:
-            queue = facade.queue_handler.create_queue(name)
-            self._created_count += 1
-            if self._created_count % QUEUES_CREATED_PER_TURN == 0:
-                await facade.yield_to_loop()
-                facade.begin_change()
-        return queue
-
-    async def _check_capacity(self, runs: list[tuple[Queue, list[Message]]]) -> None:
-        """Refuse a batch that exceeds a queue's limits; once it has begun, nothing is refused."""
-        facade = self._facade
-        by_queue: dict[Queue, list[list[Message]]] = {}
-        for queue, messages in runs:
-            by_queue.setdefault(queue, []).append(messages)
-        for queue, parts in by_queue.items():
-            load = facade.engine.batches.begin(queue, sum(map(len, parts)))
-            for messages in parts if load.needs_messages else []:
-                for at in range(0, len(messages), LOOKUP_BATCH_SIZE):
-                    load.add(messages, at, min(at + LOOKUP_BATCH_SIZE, len(messages)))
-                    await facade.yield_to_loop()
-            load.check()
-
-    async def _locate_dead_letters(
-        self, repairs: Sequence[DeadLetterRepair]
-    ) -> list[LocatedRepair]:
-        """Return the dead letters that still exist, with their replacements."""
-        facade = self._facade
-        found: list[tuple[DeadLetterRepair, Queue, Partition]] = []
-        for one in repairs:
-            if not self._queue_index.is_dead_letter_queue(
-                one.dead_letter_queue
-            ) and not one.dead_letter_queue.startswith("dlq/"):
-                raise InvalidBatch(
-                    f"queue {one.dead_letter_queue!r} is not a dead-letter queue",
-                    "Give the position of a dead letter",
-                )
-            dead_letter_queue = facade.engine.queues.get(one.dead_letter_queue)
-            if dead_letter_queue is None or not 0 <= one.partition < len(
-                dead_letter_queue.partitions
-            ):
-                continue
-            queue = await self._open_queue(one.queue)
-            if queue.rules.is_compacted:
-                check_message(queue, one.message)
-            found.append((one, queue, dead_letter_queue.partitions[one.partition]))
-        located_repairs: list[LocatedRepair] = []
-        for at in range(0, len(found), MESSAGES_PER_CLOCK_CHECK):
-            batch = found[at : at + MESSAGES_PER_CLOCK_CHECK]
-            messages = await facade.read_messages(
-                [(partition, one.sequence) for one, _, partition in batch]
-            )
-            located_repairs += [
-                LocatedRepair(one, queue, partition, dead_letter)
-                for (one, queue, partition), dead_letter in zip(batch, messages, strict=True)
-                if dead_letter is not None
-            ]
-        return located_repairs
-
-    async def _apply_repairs(self, located_repairs: list[LocatedRepair], to_all: bool) -> int:
-        """Replace each dead letter; return how many were replaced."""
-        facade = self._facade
-        count = 0
-        for at in range(0, len(located_repairs), MESSAGES_PER_CLOCK_CHECK):
-            facade.begin_change()
-            for one in located_repairs[at : at + MESSAGES_PER_CLOCK_CHECK]:
-                if facade.is_current(one.queue) and self._apply_repair(one, to_all):
-                    count += 1
-            await facade.yield_to_loop()
-        return count
-
-    def _apply_repair(self, one: LocatedRepair, to_all: bool) -> bool:
-        return self._facade.engine.redrive.redrive_repaired(
-            one.partition,
-            one.repair.sequence,
-            one.dead_letter,
-            one.queue,
-            one.repair.message,
-            to_all,
-        )
-
-    async def _append(self, queue: Queue, messages: list[Message]) -> None:
-        facade = self._facade
-        at = 0
-        # A queue that is deleted meanwhile accepts no more.
-        while at < len(messages) and facade.is_current(queue):
-            facade.begin_change()
-            deadline = time.perf_counter() + MAX_TURN_SECONDS
-            while at < len(messages) and time.perf_counter() < deadline:
-                end = min(at + MESSAGES_PER_CLOCK_CHECK, len(messages))
-                self._append_portion(queue, messages, at, end)
-                at = end
-            await facade.yield_to_loop()
-
-    def _append_portion(self, queue: Queue, messages: list[Message], start: int, end: int) -> None:
-        self._facade.engine.batches.append_range(queue, messages, start, end)
-
-
-def incarnation_of(queue: Queue) -> str:
-    """Return what distinguishes a queue from an earlier or later one of the same name.
-
-    Sequences belong to one incarnation. A store never reuses a queue number; the creation time
-    distinguishes the queues of different stores (in memory, emptied, salvaged). Both are stored
-    and survive restarts and moves to another node. The time is rounded as the journal rounds it,
-    so that it is the same before and after recovery.
-    """
-    return f"{int(queue.qid)}-{int(queue.created_at * 1000.0 + 0.5)}"
-
-
-def check_incarnation(queue: Queue, expected: str) -> None:
-    """Refuse a queue of another incarnation; an empty `expected` accepts all."""
-    if expected and expected != incarnation_of(queue):
-        raise QueueMadeAgain(queue.name, expected, incarnation_of(queue))
-
-
-def _earliest(partition: Partition) -> int:
-    return min(int(partition.first_live(0)), int(partition.committed_end))
-
 
 def _has_advanced(queue: Queue, after: dict[int, int]) -> bool:
     return any(int(one.committed_end) > after.get(int(one.number), 0) for one in queue.partitions)
@@ -576,55 +372,6 @@ def _find_partition(queue: Queue, number: int) -> Partition:
     if not 0 <= number < len(queue.partitions):
         raise UnknownPartition(queue.name, number, len(queue.partitions))
     return queue.partitions[number]
-
-
-def _check_range(partition: Partition, start: int, end: int, cursor: Cursor | None) -> None:
-    """Refuse a range that is not stored; `cursor` is that of the group that reads, if any."""
-    queue = partition.queue
-    description = f"partition {partition.number} of queue {queue.name!r}"
-    earliest, latest = _earliest(partition), int(partition.committed_end)
-    if start >= end:
-        return
-    if cursor is not None:
-        _check_lost(cursor, start, end)
-    elif start < earliest and not queue.rules.is_compacted:
-        raise OutOfRange(
-            f"{description} is kept from {earliest} on, and {start} is before that",
-            "Begin at the earliest; messages are kept until every group has settled them,"
-            " so read with a group",
-            earliest,
-            latest,
-        )
-    if end > latest:
-        raise OutOfRange(
-            f"{description} goes up to {latest}, and {end} is beyond",
-            "Ask for its offsets; a queue that was deleted and created again starts at 0",
-            earliest,
-            latest,
-        )
-
-
-def _check_lost(cursor: Cursor, start: int, end: int) -> None:
-    lost = int(first_lost(cursor, start, end))
-    if lost >= 0:
-        partition = cursor.partition
-        raise OutOfRange(
-            f"partition {partition.number} of queue {partition.queue.name!r} has lost {lost} before"
-            f" group {cursor.group.name!r} had read it: other clients settled it for this group, or"
-            " it was purged, expired or dropped because the queue was full",
-            "Give the bulk reader a group of its own; lenient leaves out lost messages",
-            _earliest(partition),
-            int(partition.committed_end),
-        )
-
-
-def _is_progress(cursor: Cursor, end: int) -> bool:
-    """Return whether the group has not settled, or has not recorded, everything below `end`."""
-    return (
-        cursor.low_watermark < end
-        or cursor.lost_ranges is None
-        or cursor.lost_ranges.acknowledged_to < end
-    )
 
 
 def _check_no_consumers(queue: Queue, group: Group) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade
-from sluice.queues.model import Group, Queue
+from sluice.queues.service import GroupInspector, QueueInspector
 
-CountAcked = Callable[[Group, float], int]
+CountAcked = Callable[[GroupInspector, float], int]
 
 
 @dataclass(slots=True)
@@ -32,16 +32,18 @@ async def sample_counters(
     sample = CounterSample(
         facade.sync_clock(), int(counters.publishes_received), int(counters.publishes_sent)
     )
-    for nth, (name, queue) in enumerate(list(facade.engine.queues.items())[:max_queues]):
+    for nth, queue in enumerate(facade.inspector.queues(max_queues)):
         if nth % BATCH_SIZE == BATCH_SIZE - 1:
             await facade.yield_to_loop()
-        sample.queues[name] = _counters_of(queue, count_acked, sample.at)
+        sample.queues[queue.name] = _counters_of(queue, count_acked, sample.at)
     return sample
 
 
-def _counters_of(queue: Queue, count_acked: CountAcked, now: float) -> tuple[int, int, int, int]:
+def _counters_of(
+    queue: QueueInspector, count_acked: CountAcked, now: float
+) -> tuple[int, int, int, int]:
     delivered = acked = 0
-    for group in queue.groups.values():
-        delivered += int(group.delivered)
+    for group in queue.groups():
+        delivered += group.delivered()
         acked += count_acked(group, now)
-    return int(queue.depth), int(queue.enqueued), delivered, acked
+    return queue.depth(), queue.enqueued(), delivered, acked

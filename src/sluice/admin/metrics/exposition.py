@@ -24,14 +24,10 @@ from prometheus_client import (
 )
 
 from sluice.admin import model
-from sluice.admin.metrics.metrics_snapshot import (
-    GroupMetrics,
-    MetricsSnapshot,
-    QueueMetrics,
-)
+from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
-from sluice.queues.model import CLOSED
+from sluice.queues.service import views
 
 LINES_PER_TURN: Final = 2000  # written before the loop is yielded
 
@@ -147,7 +143,7 @@ BROKER_METRICS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
 )
 
-QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], float]], ...]] = (
+QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[views.QueueMetrics], float]], ...]] = (
     (
         "mqtt_queue_depth",
         "gauge",
@@ -224,9 +220,14 @@ QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], float]]
     ),
 )
 
-GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], ...]] = (
+GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[views.GroupMetrics], int]], ...]] = (
     ("mqtt_queue_active_consumers", "gauge", "Members of a group.", lambda one: one.consumers),
-    ("mqtt_queue_lag", "gauge", "Messages that a group has not settled yet.", lambda one: one.lag),
+    (
+        "mqtt_queue_lag",
+        "gauge",
+        "Messages that a group has not settled yet.",
+        lambda one: one.ledger.lag(),
+    ),
     (
         "mqtt_queue_workers_wanted",
         "gauge",
@@ -237,7 +238,7 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], 
         "mqtt_queue_group_enqueued_total",
         "counter",
         "Messages that a group had to settle.",
-        lambda one: one.enqueued,
+        lambda one: one.ledger.enqueued,
     ),
     (
         "mqtt_queue_paused",
@@ -249,7 +250,7 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], 
         "mqtt_queue_breaker_open",
         "gauge",
         "1: the breaker of the group is open or waits for its probe.",
-        lambda one: int(one.breaker != CLOSED),
+        lambda one: int(one.is_breaker_open),
     ),
     (
         "mqtt_queue_limited",
@@ -276,18 +277,18 @@ CLUSTER_METRICS: Final = (
     ),
 )
 
-GROUP_STATES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
-    ("waiting", lambda one: one.waiting),
+GROUP_STATES: Final[tuple[tuple[str, Callable[[views.GroupMetrics], int]], ...]] = (
+    ("waiting", lambda one: one.ledger.waiting - one.delayed),
     ("delayed", lambda one: one.delayed),
-    ("delivered", lambda one: one.delivered),
-    ("retrying", lambda one: one.retrying),
+    ("delivered", lambda one: one.ledger.delivered),
+    ("retrying", lambda one: one.ledger.retrying),
 )
-GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
-    ("acked", lambda one: one.acked),
-    ("dead", lambda one: one.dead),
-    ("expired", lambda one: one.expired),
-    ("purged", lambda one: one.purged),
-    ("cancelled", lambda one: one.cancelled),
+GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[views.GroupMetrics], int]], ...]] = (
+    ("acked", lambda one: one.ledger.acked),
+    ("dead", lambda one: one.ledger.dead),
+    ("expired", lambda one: one.ledger.expired),
+    ("purged", lambda one: one.ledger.purged),
+    ("cancelled", lambda one: one.ledger.cancelled),
 )
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -378,12 +379,12 @@ def _info_lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
         (
             "sluice_messages_inflight",
             "Deliveries of all groups that are not settled.",
-            _sum_of_groups(snapshot, lambda one: one.delivered),
+            _sum_of_groups(snapshot, lambda one: one.ledger.delivered),
         ),
         (
             "sluice_messages_retrying",
             "Messages of all groups that wait for a retry.",
-            _sum_of_groups(snapshot, lambda one: one.retrying),
+            _sum_of_groups(snapshot, lambda one: one.ledger.retrying),
         ),
         (
             "sluice_consumers",
@@ -490,7 +491,7 @@ def _store_lines(store: model.Store) -> Iterator[str]:
                 yield f'{name}{label},group="{escape_label(group.name)}"}} {value_of(group)}\n'
 
 
-def _sum_of_groups(snapshot: MetricsSnapshot, value_of: Callable[[GroupMetrics], int]) -> int:
+def _sum_of_groups(snapshot: MetricsSnapshot, value_of: Callable[[views.GroupMetrics], int]) -> int:
     return sum(value_of(group) for queue in snapshot.queues for group in queue.groups)
 
 
@@ -502,7 +503,7 @@ def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
             yield f"{name} {cluster[key]}\n"
 
 
-def _group_lines(queues: list[tuple[str, QueueMetrics]], now: float) -> Iterator[str]:
+def _group_lines(queues: list[tuple[str, views.QueueMetrics]], now: float) -> Iterator[str]:
     groups = [
         (f'{label},group="{escape_label(group.name)}"', group)
         for label, queue in queues

@@ -14,12 +14,11 @@ from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnos
 from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.admin.queries.offline_verification import verify_store
 from sluice.admin.queries.store_status import LossTracker, StoreStatus
-from sluice.admin.queries.view_builders import QueueIndex, build_caller, build_cluster
+from sluice.admin.queries.view_builders import build_caller, build_cluster
 
 __all__ = [
     "MAX_EXAMINED",
     "LossTracker",
-    "QueueIndex",
     "RecentFlow",
     "StoreStatus",
     "build_caller",

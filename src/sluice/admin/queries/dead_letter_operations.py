@@ -15,7 +15,6 @@ from sluice.admin import model
 from sluice.admin.broker_facade import (
     BATCH_SIZE,
     BrokerFacade,
-    MessageLocation,
     split_into_batches,
     strip_queue_prefix,
 )
@@ -25,56 +24,19 @@ from sluice.admin.queries.dead_letter_errors import (
     ErrorCounter,
     normalize_error,
 )
-from sluice.admin.queries.message_lookup import (
-    build_message_view,
-    iterate_oldest_first,
-    parse_location,
-    read_in_batches,
-)
+from sluice.admin.queries.message_lookup import build_message_view, read_in_batches
 from sluice.errors import (
     InUse,
     InvalidPayload,
     InvalidQueueConfig,
     MessageTooLarge,
     UnknownMessage,
-    UnknownQueue,
 )
 from sluice.message import Message, decode_headers
 from sluice.queues.flow import REASONS, is_reason, same_reason
-from sluice.queues.log import PURGED
-from sluice.queues.model import Queue
+from sluice.queues.service import MessageLocation, QueueInspector, stored_messages
 
 MAX_RETRIED: Final = 100_000  # dead letters that one call redrives
-
-
-def dead_letter_queues_of(facade: BrokerFacade, name: str) -> list[Queue]:
-    """Return the queues with the dead letters of a queue.
-
-    The name may also be that of a dead-letter queue, even if its queue is gone.
-    """
-    name = strip_queue_prefix(name)
-    queues = facade.engine.queues
-    queue = queues.get(name)
-    if queue is None:
-        orphaned = queues.get(f"dlq/{name}")
-        if orphaned is None:
-            raise UnknownQueue(name)
-        return [orphaned]
-    found: list[Queue] = []
-    for channel_name in (
-        queue.rules.dlq_name if queue.rules.dlq_enabled else "",
-        queue.rules.invalid_queue_name,
-    ):
-        dead_letter_queue = queues.get(channel_name)
-        if (
-            dead_letter_queue is not None
-            and dead_letter_queue is not queue
-            and dead_letter_queue not in found
-        ):
-            found.append(dead_letter_queue)
-    if not found and name.startswith("dlq/"):
-        return [queue]
-    return found
 
 
 class DeadLetterScan:
@@ -89,33 +51,31 @@ class DeadLetterScan:
         self._name = strip_queue_prefix(name)
         self._criteria = criteria
         self._needle = criteria.contains.encode()
-        self._dead_letter_queues = dead_letter_queues_of(facade, name)
+        self._dead_letter_queues = facade.inspector.dead_letter_queues_of(self._name)
 
     async def scan(self, after: str = "") -> AsyncIterator[tuple[MessageLocation, Message]]:
         """Yield the dead letters after `after`. State may change between any two of them."""
         for nth, dead_letter_queue in enumerate(self._dead_letter_queues):
-            starts = [0] * len(dead_letter_queue.partitions)
+            locations = dead_letter_queue.locations()
             if after:
-                last_location = parse_location(self._facade, dead_letter_queue, after)
+                last_location = dead_letter_queue.parse_location(after)
                 if last_location is not None:
-                    starts = _starts_after(dead_letter_queue, last_location)
+                    locations = dead_letter_queue.locations_after(last_location)
                     after = ""
                 elif nth < len(self._dead_letter_queues) - 1:
                     continue
                 else:
                     raise UnknownMessage(dead_letter_queue.name, after)
-            async for location, message in read_in_batches(
-                self._facade, iterate_oldest_first(dead_letter_queue.partitions, starts)
-            ):
-                if self._matches(dead_letter_queue, message):
+            async for location, message in read_in_batches(self._facade, locations):
+                if self._matches(dead_letter_queue.name, message):
                     yield location, message
 
-    def _matches(self, dead_letter_queue: Queue, message: Message) -> bool:
+    def _matches(self, dead_letter_queue: str, message: Message) -> bool:
         criteria = self._criteria
         headers = dict(decode_headers(message.headers))
         origin = headers.get("original-queue", "")
-        if self._name not in (origin, dead_letter_queue.name) and (
-            origin or dead_letter_queue.name != f"dlq/{self._name}"
+        if self._name not in (origin, dead_letter_queue) and (
+            origin or dead_letter_queue != f"dlq/{self._name}"
         ):
             return False
         if criteria.reason and not same_reason(criteria.reason, headers):
@@ -132,38 +92,15 @@ class DeadLetterScan:
         return not self._needle or self._needle in message.payload
 
 
-def _starts_after(dead_letter_queue: Queue, last_location: MessageLocation) -> list[int]:
-    """Return where to continue in each partition after a dead letter, in order of time.
-
-    The dead letter may be gone by now.
-    """
-    partition, seq = last_location
-    time = int(partition.arrival_ms(seq))  # still known for a while after deletion
-    if time == 0:
-        nearest = int(partition.first_live(seq))
-        time = int(partition.arrival_ms(nearest)) if nearest < partition.next_seq else 0
-    starts: list[int] = []
-    for other in dead_letter_queue.partitions:
-        if other is partition:
-            starts.append(seq + 1)
-            continue
-        start = int(other.first_arrived_since(time)) if time else 0
-        if other.number < partition.number:  # at equal times, the lower partition comes first
-            while start < other.next_seq and other.arrival_ms(start) == time:
-                start = int(other.first_live(start + 1))
-        starts.append(start)
-    return starts
-
-
 async def find_dead_letter(
     facade: BrokerFacade, name: str, message_id: str
 ) -> tuple[MessageLocation, Message]:
     """Find a dead letter by its own id or by the id of the original message."""
-    for dead_letter_queue in dead_letter_queues_of(facade, name):
-        location = parse_location(facade, dead_letter_queue, message_id)
-        if location is not None and location[0].holds(location[1]):
+    for dead_letter_queue in facade.inspector.dead_letter_queues_of(strip_queue_prefix(name)):
+        location = dead_letter_queue.parse_location(message_id)
+        if location is not None and stored_messages.is_stored(location):
             (message,) = await facade.read_messages([location])
-            if message is not None and location[0].holds(location[1]):
+            if message is not None and stored_messages.is_stored(location):
                 return location, message
     async for location, message in dead_letters_of(facade, name, message_id):
         return location, message
@@ -192,7 +129,7 @@ async def list_dead_letters(
         async for location, message in DeadLetterScan(facade, name, criteria).scan(
             strip_queue_prefix(after)
         ):
-            found.append(build_message_view(location, message, None, payload_bytes))
+            found.append(build_message_view(location, message, payload_bytes))
             if len(found) >= limit:
                 break
     return found
@@ -223,7 +160,7 @@ async def retry_dead_letter(
     location, dead_letter = await find_dead_letter(facade, name, message_id)
     facade.begin_change()
     if payload is None:
-        is_done = facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all)
+        is_done = facade.engine.redrive.redrive(*location, dead_letter, to_all)
     else:
         is_done = _redrive_edited(facade, location, dead_letter, to_all, payload)
     if not is_done:
@@ -252,9 +189,7 @@ def _redrive_edited(
             raise InvalidPayload(queue.name, fault)
     message = Message(payload, dead_letter.props, dead_letter.key)
     return bool(
-        facade.engine.redrive.redrive_repaired(
-            location[0], location[1], dead_letter, queue, message, to_all
-        )
+        facade.engine.redrive.redrive_repaired(*location, dead_letter, queue, message, to_all)
     )
 
 
@@ -290,7 +225,7 @@ async def retry_dead_letters(
             left += 1
             continue
         facade.begin_change()
-        if facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all):
+        if facade.engine.redrive.redrive(*location, dead_letter, to_all):
             retried += 1
         else:
             skipped += 1
@@ -305,7 +240,7 @@ async def purge_dead_letters(facade: BrokerFacade, name: str, criteria: DeadLett
     count = 0
     async for location, _ in DeadLetterScan(facade, name, criteria).scan():
         facade.begin_change()
-        if facade.engine.remove_for_all_groups(location[0], location[1], PURGED):
+        if facade.purge(location):
             count += 1
     await facade.wait_committed()
     return count
@@ -314,7 +249,7 @@ async def purge_dead_letters(facade: BrokerFacade, name: str, criteria: DeadLett
 async def delete_dead_letter(facade: BrokerFacade, name: str, message_id: str) -> None:
     location, _ = await find_dead_letter(facade, name, message_id)
     facade.begin_change()
-    if not facade.engine.remove_for_all_groups(location[0], location[1], PURGED):
+    if not facade.purge(location):
         raise InUse(
             f"a consumer of the dead-letter queue is processing {message_id!r}",
             "Wait until it is settled, or stop that consumer",
@@ -332,14 +267,14 @@ async def purge_queue(
     """
     queue = facade.get_queue(name)
     if older_than or keep_newest:
-        return await _trim_queue(facade, queue, older_than, keep_newest)
+        return await _trim_queue(facade, facade.inspect(name), older_than, keep_newest)
     count = 0
     for partition, end in [(partition, int(partition.next_seq)) for partition in queue.partitions]:
         seq = 0
         while seq < end and facade.is_current(queue):
             facade.begin_change()
             before = int(queue.depth)
-            seq = facade.purge_range(partition, seq, end, BATCH_SIZE)
+            seq = int(facade.engine.removal.purge_range(partition, seq, end, BATCH_SIZE))
             count += before - int(queue.depth)
             await facade.yield_to_loop()
     await facade.wait_committed()
@@ -347,21 +282,20 @@ async def purge_queue(
 
 
 async def _trim_queue(
-    facade: BrokerFacade, queue: Queue, older_than: float, keep_newest: int
+    facade: BrokerFacade, queue: QueueInspector, older_than: float, keep_newest: int
 ) -> int:
-    cutoff_ms = (facade.sync_clock() - older_than) * 1000.0
-    excess = sum(int(one.live_count) for one in queue.partitions) - keep_newest
+    cutoff = facade.sync_clock() - older_than
+    excess = queue.count_stored() - keep_newest
     count = 0
-    locations = iterate_oldest_first(list(queue.partitions), [0] * len(queue.partitions))
-    for batch in split_into_batches(islice(locations, max(0, excess))):
-        if not facade.is_current(queue):
+    for batch in split_into_batches(islice(queue.locations(), max(0, excess))):
+        if not queue.is_current():
             break
         facade.begin_change()
-        old = [one for one in batch if int(one[0].arrival_ms(one[1])) < cutoff_ms]
-        before = int(queue.depth)
+        old = [one for one in batch if stored_messages.arrived_at(one) < cutoff]
+        before = queue.depth()
         for partition, seq in old:
-            facade.purge_range(partition, seq, seq + 1, 1)
-        count += before - int(queue.depth)
+            facade.engine.removal.purge_range(partition, seq, seq + 1, 1)
+        count += before - queue.depth()
         if len(old) < len(batch):
             break  # the others are younger
         await facade.yield_to_loop()

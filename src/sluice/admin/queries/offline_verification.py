@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sluice.admin.broker_facade import split_into_batches
-from sluice.admin.queries.message_lookup import displayed_message_id, iterate_queue
 from sluice.clock import steady_time
 from sluice.errors import StoreDamaged, StoreError
 from sluice.queues.bodies import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.model import QueueRules, verify
-from sluice.queues.service import parse_stored_rules
+from sluice.queues.service import EngineInspector, parse_stored_rules, stored_messages
 
 READ_TIMEOUT_SECONDS: Final = 60.0  # for one read
 
@@ -106,8 +105,8 @@ def _find_unreadable(
 ) -> list[str]:
     """Return messages that the store cannot read, up to the first read that times out."""
     found: list[str] = []
-    for queue in engine.queues.values():
-        for locations in split_into_batches(iterate_queue(queue)):
+    for queue in EngineInspector(engine).queues():
+        for locations in split_into_batches(queue.locations()):
             read: list[Any] = []
             commit_loop.reads.read_messages(locations, read.append)
             while not read:
@@ -115,12 +114,10 @@ def _find_unreadable(
                     return found
                 call, args = callbacks.get(timeout=READ_TIMEOUT_SECONDS)
                 call(*args)
-            for (partition, seq), message in zip(locations, read[0], strict=True):
+            for location, message in zip(locations, read[0], strict=True):
                 if message is None:
-                    found.append(
-                        f"queue {queue.name}: message"
-                        f" {displayed_message_id(partition, seq, None)} cannot be read"
-                    )
+                    message_id = stored_messages.generated_id(location)
+                    found.append(f"queue {queue.name}: message {message_id} cannot be read")
     return found
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
-from sluice.admin.queries.message_lookup import DELIVERED, SETTLED, WAITING
 from sluice.broker.namespaces import read_message_properties
 from sluice.errors import UnknownOwner
 from sluice.message import Message
 from sluice.queues.compacted import Owner, read_expiry
+from sluice.queues.service import views
 
 NAMES_PER_TURN: Final = 8192  # names examined before the loop is yielded
 ROWS_PER_TURN: Final = 16_384  # rows of owners examined before the loop is yielded
@@ -116,11 +116,11 @@ def _build_value_view(
 ) -> model.Message:
     """Show a value as a message of its owner's queue; its id is its sequence."""
     reader = owner.subscriber
-    state = WAITING
+    state = views.WAITING
     if seq <= owner.acked or seq in owner.acked_out_of_order:
-        state = SETTLED
+        state = views.SETTLED
     elif reader is not None and seq in reader.in_flight:
-        state = DELIVERED
+        state = views.DELIVERED
     attached = read_message_properties(message)
     return model.Message(
         message_id=str(seq),
@@ -141,8 +141,8 @@ def _build_value_view(
         properties=list(attached.user),
         headers={},
         state=state,
-        attempt=1 if state == DELIVERED else 0,
-        consumer=owner.client if state == DELIVERED else "",
+        attempt=1 if state == views.DELIVERED else 0,
+        consumer=owner.client if state == views.DELIVERED else "",
     )
 
 

@@ -11,26 +11,19 @@ from math import isfinite
 from typing import Final
 
 from sluice.admin import model
-from sluice.admin.broker_facade import BrokerFacade, MessageLocation
+from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.model import Commanded, MessageFilter
 from sluice.admin.queries.message_lookup import (
-    DELIVERED,
-    RETRYING,
-    SETTLED,
-    WAITING,
     build_message_view,
-    iterate_queue,
     locate_message,
     read_in_batches,
-    state_in_queue,
 )
 from sluice.errors import AlreadyDelivered, InvalidQueueConfig, UnknownMessage
 from sluice.message import Message
-from sluice.queues.model import Queue
-from sluice.queues.names import format_message_id
+from sluice.queues.service import MessageLocation, QueueInspector, stored_messages, views
 
 MAX_COMMANDED: Final = 100_000  # messages that one call changes
-STATES: Final = (WAITING, "delayed", RETRYING)
+STATES: Final = (views.WAITING, views.DELAYED, views.RETRYING)
 MAX_TIME: Final = 253_402_300_799.0  # end of the year 9999
 
 
@@ -73,7 +66,7 @@ async def apply_to_one(
     facade: BrokerFacade, name: str, message_id: str, command: Command
 ) -> MessageLocation:
     """Apply a command to the message with this id; return where it is, or was."""
-    queue = facade.get_queue(name)
+    queue = facade.inspect(name)
     location = await locate_message(facade, queue, message_id)
     facade.begin_change()
     if location is None:
@@ -86,9 +79,9 @@ async def apply_to_one(
 async def show_message(facade: BrokerFacade, location: MessageLocation) -> model.Message:
     (message,) = await facade.read_messages([location])
     if message is None:
-        partition, seq = location
-        raise UnknownMessage(partition.queue.name, format_message_id(partition.pid, seq).decode())
-    return build_message_view(location, message, None, 0)
+        queue = stored_messages.queue_of(location)
+        raise UnknownMessage(queue, stored_messages.generated_id(location))
+    return build_message_view(location, message, 0)
 
 
 async def apply_to_many(
@@ -104,20 +97,20 @@ async def apply_to_many(
         raise InvalidQueueConfig(f"limit is {limit}", f"Give 1 to {MAX_COMMANDED}")
     if criteria.state and criteria.state not in STATES:
         raise InvalidQueueConfig(f"state is {criteria.state!r}", f"Give {', '.join(STATES)}")
-    queue = facade.get_queue(name)
+    queue = facade.inspect(name)
     changed = in_delivery = left = 0
     async for location, message in _scan(facade, queue, criteria):
-        if state_in_queue(*location)[0] == DELIVERED:
+        if stored_messages.describe(location, None).state == views.DELIVERED:
             in_delivery += 1
         elif changed >= limit:
             left += 1
         elif is_dry_run:
             changed += 1
         else:
-            partition, seq = location
             facade.begin_change()
             try:
-                command.apply(location, message.id or format_message_id(partition.pid, seq))
+                own_id = message.id or stored_messages.generated_id(location).encode()
+                command.apply(location, own_id)
             except (AlreadyDelivered, UnknownMessage):
                 in_delivery += 1
             else:
@@ -127,13 +120,15 @@ async def apply_to_many(
 
 
 async def _scan(
-    facade: BrokerFacade, queue: Queue, criteria: MessageFilter
+    facade: BrokerFacade, queue: QueueInspector, criteria: MessageFilter
 ) -> AsyncIterator[tuple[MessageLocation, Message]]:
     needle = criteria.contains.encode()
     key = criteria.key.encode("utf-8", "replace")
-    async for location, message in read_in_batches(facade, iterate_queue(queue)):
-        state = state_in_queue(*location)[0]
-        if state == SETTLED or (criteria.state and state not in (criteria.state, DELIVERED)):
+    async for location, message in read_in_batches(facade, queue.locations()):
+        state = stored_messages.describe(location, None).state
+        if state == views.SETTLED or (
+            criteria.state and state not in (criteria.state, views.DELIVERED)
+        ):
             continue
         enqueued_at = float(message.enqueued_at) / 1000.0
         if enqueued_at < criteria.since or (criteria.until and enqueued_at >= criteria.until):

@@ -135,11 +135,11 @@ class QueueStatistics(Deadline):
 
     def fire(self, now: float) -> float:
         self._handler.engine.now = now
-        for queue in list(self._handler.engine.queues.values()):
+        for queue in self._handler.service.inspector.queues():
             topic = f"$admin/queue/{queue.name}/stats".encode()
             route = self._router.subscriptions.find_route(topic)
             if route.recipients or route.shares:
-                payload = json.dumps(self._handler.service.stats(queue)).encode()
+                payload = json.dumps(queue.statistics()).encode()
                 self._router.publish(Publish(topic, payload, 0), None)
         self.has_watchers = self._router.subscriptions.has_filters_below(b"$admin")
         return now + STATS_INTERVAL_SECONDS if self.has_watchers else 0.0

@@ -8,9 +8,10 @@ from __future__ import annotations
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
+from sluice.errors import OutOfRange, QueueMadeAgain
 from sluice.queues.flow import Removal
 from sluice.queues.log import ACKED, NoteReader, NoteWriter, notes
-from sluice.queues.model import NO_ADDRESS, Cursor, EngineState, LostRanges, Partition
+from sluice.queues.model import NO_ADDRESS, Cursor, EngineState, LostRanges, Partition, Queue
 
 
 class MessageLocations:
@@ -63,6 +64,70 @@ def collect_locations(
             seq = block.seq_at(at) if at < stop else seq + 1
         seq = partition.first_live(seq)
     return min(seq, end)
+
+
+# ---- ranges
+
+
+def incarnation_of(queue: Queue) -> str:
+    """Return what distinguishes a queue from an earlier or later one of the same name.
+
+    Sequences belong to one incarnation. A store never reuses a queue number; the creation time
+    distinguishes the queues of different stores (in memory, emptied, salvaged). Both are stored
+    and survive restarts and moves to another node. The time is rounded as the journal rounds it,
+    so that it is the same before and after recovery.
+    """
+    return f"{int(queue.qid)}-{int(queue.created_at * 1000.0 + 0.5)}"
+
+
+def check_incarnation(queue: Queue, expected: str) -> None:
+    """Refuse a queue of another incarnation; an empty `expected` accepts all."""
+    if expected and expected != incarnation_of(queue):
+        raise QueueMadeAgain(queue.name, expected, incarnation_of(queue))
+
+
+def earliest_stored(partition: Partition) -> int:
+    return min(int(partition.first_live(0)), int(partition.committed_end))
+
+
+def check_range(partition: Partition, start: int, end: int, cursor: Cursor | None) -> None:
+    """Refuse a range that is not stored; `cursor` is that of the group that reads, if any."""
+    queue = partition.queue
+    description = f"partition {partition.number} of queue {queue.name!r}"
+    earliest, latest = earliest_stored(partition), int(partition.committed_end)
+    if start >= end:
+        return
+    if cursor is not None:
+        check_lost(cursor, start, end)
+    elif start < earliest and not queue.rules.is_compacted:
+        raise OutOfRange(
+            f"{description} is kept from {earliest} on, and {start} is before that",
+            "Begin at the earliest; messages are kept until every group has settled them,"
+            " so read with a group",
+            earliest,
+            latest,
+        )
+    if end > latest:
+        raise OutOfRange(
+            f"{description} goes up to {latest}, and {end} is beyond",
+            "Ask for its offsets; a queue that was deleted and created again starts at 0",
+            earliest,
+            latest,
+        )
+
+
+def check_lost(cursor: Cursor, start: int, end: int) -> None:
+    lost = int(first_lost(cursor, start, end))
+    if lost >= 0:
+        partition = cursor.partition
+        raise OutOfRange(
+            f"partition {partition.number} of queue {partition.queue.name!r} has lost {lost} before"
+            f" group {cursor.group.name!r} had read it: other clients settled it for this group, or"
+            " it was purged, expired or dropped because the queue was full",
+            "Give the bulk reader a group of its own; lenient leaves out lost messages",
+            earliest_stored(partition),
+            int(partition.committed_end),
+        )
 
 
 # ---- progress
@@ -142,6 +207,15 @@ def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
         if seq >= 0:
             return seq
     return -1
+
+
+def is_progress(cursor: Cursor, end: i64) -> bool:
+    """Return whether the group has not settled, or has not recorded, everything below `end`."""
+    return (
+        cursor.low_watermark < end
+        or cursor.lost_ranges is None
+        or cursor.lost_ranges.acknowledged_to < end
+    )
 
 
 def load_acknowledged(note: NoteReader, cursor: Cursor) -> None:

@@ -15,6 +15,7 @@ from sluice.queues.model.admission import Admission
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.partition import Partition
+from sluice.queues.ports import ConnectionState
 
 if TYPE_CHECKING:
     from sluice.queues.model.queue import PartitionGate, Queue
@@ -73,6 +74,10 @@ class Consumer:
 
         Settlements of the lease no longer count.
         """
+
+    def describe_connection(self) -> ConnectionState | None:
+        """Return the state of the connection, for display; None if there is none to speak of."""
+        return None
 
 
 class Group:

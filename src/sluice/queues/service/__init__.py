@@ -1,6 +1,9 @@
-"""Create, change and inspect queues: their settings with templates, and their rates."""
+"""Create and change queues (their settings with templates), and inspect them."""
 
-from sluice.queues.service import views
+from sluice.queues.service import stored_messages, views
+from sluice.queues.service.group_inspector import GroupInspector
+from sluice.queues.service.inspector import EngineInspector, QueueInspector
+from sluice.queues.service.message_events import events_in_message, merge_events
 from sluice.queues.service.queue_config import (
     DEFAULT_PARTITIONS,
     MAX_BINDING_LEVELS,
@@ -10,20 +13,27 @@ from sluice.queues.service.queue_config import (
     parse_stored_rules,
     read_config,
 )
-from sluice.queues.service.queue_service import QueueCounters, QueueService
+from sluice.queues.service.queue_service import QueueService
+from sluice.queues.service.stored_messages import MessageLocation
 from sluice.queues.service.templates import QueueTemplates, Template
 
 __all__ = [
     "DEFAULT_PARTITIONS",
     "MAX_BINDING_LEVELS",
     "MAX_CONFIG_BYTES",
+    "EngineInspector",
+    "GroupInspector",
+    "MessageLocation",
     "QueueConfig",
-    "QueueCounters",
+    "QueueInspector",
     "QueueService",
     "QueueTemplates",
     "Template",
     "check_new_bindings",
+    "events_in_message",
+    "merge_events",
     "parse_stored_rules",
     "read_config",
+    "stored_messages",
     "views",
 ]

@@ -1,6 +1,6 @@
-"""Operations on queues: create, configure, inspect. All APIs call this.
+"""Operations on queues: create and configure them. All APIs call this.
 
-It takes configurations as JSON values and returns plain values. It decides which changes of an
+It takes configurations as JSON values. It decides which changes of an
 existing queue are allowed, and refuses others with an error that says why. It does not know which
 API calls it.
 """
@@ -10,56 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from mypy_extensions import i64
-
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.engine import Engine
-from sluice.queues.log import ACKED
-from sluice.queues.model import (
-    Group,
-    Queue,
-    QueueRules,
-    build_ledger,
-)
+from sluice.queues.model import Queue, QueueRules
 from sluice.queues.names import new_queue_name_error
+from sluice.queues.service.inspector import EngineInspector
 from sluice.queues.service.queue_config import QueueConfig, check_new_bindings, read_config
-from sluice.queues.service.rates import LatencySum, Rates, Sample, Sampler
 from sluice.queues.service.templates import QueueTemplates
 
 
-class QueueCounters:
-    """Counters of a queue, summed over its groups."""
-
-    def __init__(self, queue: Queue, dlq_depth: int) -> None:
-        self.dlq_depth: int = dlq_depth
-        in_flight: i64 = 0
-        leases: i64 = 0
-        acked: i64 = 0
-        delivered: i64 = 0
-        nacked: i64 = 0
-        self.partitions_assigned: dict[str, int] = {}  # by client
-        for group in queue.groups.values():
-            delivered += group.delivered
-            nacked += group.nacked
-            for consumer in group.consumers:
-                served = len(consumer.cursors)
-                self.partitions_assigned[consumer.client] = (
-                    self.partitions_assigned.get(consumer.client, 0) + served
-                )
-            for cursor in group.cursors:
-                in_flight += cursor.in_flight
-                leases += len(cursor.leases)
-                acked += i64(cursor.outcome_counts[ACKED])
-        self.inflight: int = int(in_flight)
-        self.retrying: int = int(leases - in_flight)
-        self.acked: int = int(acked)
-        self.delivered: int = int(delivered)
-        self.nacked: int = int(nacked)
-        self.rates: Rates = Rates()
-
-
 class QueueService:
-    """Creates and configures queues, and reports their statistics.
+    """Creates and configures queues; `inspector` shows them.
 
     `schema_error` returns what is wrong with a JSON Schema, or the empty string; `webhook_error`
     does the same for the address of an alert webhook. Without them, these settings are not checked.
@@ -79,8 +40,7 @@ class QueueService:
         self._webhook_error = webhook_error
         # In a cluster: whether two queues are in the same cell.
         self._is_in_same_cell = is_in_same_cell
-        self._samplers: dict[int, Sampler] = {}  # by qid
-        self.config_changes: int = 0  # number of changes
+        self.inspector: EngineInspector = EngineInspector(engine)
 
     def create(self, given: object) -> Queue:
         """Create a queue from its template and a configuration that contains its name."""
@@ -187,93 +147,11 @@ class QueueService:
         if after.bindings != before.bindings:
             self._check_binding_cycle(rules)
         self._engine.reconfigure_queue(queue, rules, after.as_json())
-        self.config_changes += 1
+        self.inspector.on_config_changed()
         return queue
 
     def config_of(self, queue: Queue) -> QueueConfig:
         return read_config(json.loads(queue.config_json), queue.name)
-
-    # ---- statistics
-
-    def collect_counters(self, queue: Queue) -> QueueCounters:
-        """Return the counters as of `engine.now`."""
-        dlq = self._engine.queues.get(queue.rules.dlq_name) if queue.rules.dlq_enabled else None
-        counters = QueueCounters(queue, 0 if dlq is None else int(dlq.depth))
-        sampler = self._samplers.get(int(queue.qid))
-        if sampler is None:
-            if len(self._samplers) > 2 * len(self._engine.queues):
-                self._drop_deleted_samplers()
-            sampler = self._samplers[int(queue.qid)] = Sampler()
-        delivery, process = queue.delivery_latency, queue.process_latency
-        counters.rates = sampler.rates(
-            Sample(
-                self._engine.now,
-                int(queue.enqueued),
-                counters.delivered,
-                counters.acked,
-                counters.nacked,
-                LatencySum(int(delivery.count()), delivery.total),
-                LatencySum(int(process.count()), process.total),
-            )
-        )
-        return counters
-
-    def _drop_deleted_samplers(self) -> None:
-        live_qids = {int(queue.qid) for queue in self._engine.queues.values()}
-        self._samplers = {
-            qid: sampler for qid, sampler in self._samplers.items() if qid in live_qids
-        }
-
-    def stats(self, queue: Queue) -> dict[str, object]:
-        """Return the statistics of a queue and of each of its groups, as JSON values."""
-        counters = self.collect_counters(queue)
-        return {
-            "name": queue.name,
-            "total_messages": int(queue.depth),
-            "bytes": int(queue.bytes),
-            "inflight_messages": counters.inflight,
-            "retrying": counters.retrying,
-            "dlq_messages": counters.dlq_depth,
-            "enqueued": int(queue.enqueued),
-            "duplicates": int(queue.duplicates),
-            "refused": int(queue.refused),
-            "retry_count": int(queue.retried),
-            "acked": counters.acked,
-            "dead": dict(queue.dead_by_reason),
-            "enqueue_rate": counters.rates.enqueued,
-            "dequeue_rate": counters.rates.delivered,
-            "ack_rate": counters.rates.acked,
-            "nack_rate": counters.rates.nacked,
-            "avg_delivery_latency": counters.rates.delivery_seconds,
-            "avg_process_latency": counters.rates.process_seconds,
-            "active_consumers": int(queue.consumer_count),
-            "partitions_assigned": counters.partitions_assigned,
-            "partitions": len(queue.partitions),
-            "groups": [self.group_stats(group) for group in queue.groups.values()],
-        }
-
-    def group_stats(self, group: Group) -> dict[str, object]:
-        counters = build_ledger(group.queue, group)
-        return {
-            "name": group.name,
-            "waiting": counters.waiting,
-            "delivered": counters.delivered,
-            "retrying": counters.retrying,
-            "acked": counters.acked,
-            "dead": counters.dead,
-            "expired": counters.expired,
-            "purged": counters.purged,
-            "cancelled": counters.cancelled,
-            "consumers": [
-                {
-                    "client": consumer.client,
-                    "partitions": [int(cursor.partition.number) for cursor in consumer.cursors],
-                    "inflight": int(consumer.in_flight),
-                    "stalled": consumer.is_stalled,
-                }
-                for consumer in group.consumers
-            ],
-        }
 
 
 def _check_dlq_names(config: QueueConfig, before: QueueConfig) -> None:

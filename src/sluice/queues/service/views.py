@@ -8,9 +8,11 @@ are bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
+
+from sluice.queues.ports import ConnectionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Ledger:
     expired: Annotated[int, Doc("Removed because their time to live ended")]
     purged: Annotated[int, Doc("Removed by an operator")]
     cancelled: Annotated[int, Doc("Cancelled before they were delivered")]
+
+    def lag(self) -> int:
+        """Return the number of unsettled messages."""
+        return self.waiting + self.delivered + self.retrying
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +159,170 @@ class Queue:
     pause: Annotated[Pause | None, Doc("Its pause, for all groups; null: it is not paused")]
     is_dead_letters: Annotated[bool, Doc("It is the dead-letter queue of another queue")]
     created_at: Annotated[Time, Doc("Time of creation")]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDetail:
+    """Counters, configuration, groups and partitions of one queue."""
+
+    stats: Annotated[Queue, Doc("The queue as lists show it")]
+    config: Annotated[
+        dict[str, object],
+        Doc("Complete, with defaults, durations as text", grpc="config_json"),
+    ]
+    groups: Annotated[list[Group], Doc("By name")]
+    partitions: Annotated[list[Partition], Doc("By number")]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step in the history of a message, for one group (empty: for all)."""
+
+    at: Annotated[Time, Doc("When it happened")]
+    what: Annotated[
+        str,
+        Doc(
+            "enqueued, delivered, extended, nacked, timed-out, vanished, released, acked,"
+            " dead, redriven or expired"
+        ),
+    ]
+    group: Annotated[str, Doc("The group, or empty")] = ""
+    consumer: Annotated[str, Doc("The consumer of the delivery, or empty")] = ""
+    attempt: Annotated[int, Doc("Number of the delivery")] = 0
+    detail: Annotated[str, Doc("What else is known, such as the description of a failure")] = ""
+
+
+# ---- What metrics and diagnosis read. No API shows these values as they are.
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetrics:
+    """Counters of a group for /metrics."""
+
+    name: str
+    consumers: int
+    ledger: Ledger
+    delayed: int  # of the waiting messages
+    workers_wanted: int
+    oldest_at: float  # when the oldest unsettled message was due; 0.0 when there is none
+    is_paused: bool  # by itself or with its queue
+    is_breaker_open: bool  # or probing
+    is_limited: bool  # a limit allows no delivery now
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMetrics:
+    """Counters of a queue for /metrics, with those of deleted groups, so that no sum falls."""
+
+    name: str
+    depth: int
+    max_depth: int
+    max_in_flight: int  # of each group; 0: no limit
+    max_rate: float  # per second
+    delivery_timeout: float  # seconds
+    bytes: int
+    enqueued: int
+    dequeued: int
+    acked: int
+    nacked: int
+    redelivered: int
+    retried: int
+    duplicates: int
+    refused: int
+    dead: dict[str, int]
+    delivery_counts: list[int]  # by histogram bound; empty when nothing was counted
+    delivery_seconds: float
+    process_counts: list[int]
+    process_seconds: float
+    is_dead_letter_queue: bool
+    groups: list[GroupMetrics] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """Where a message is stored, and its state in one group or in the queue."""
+
+    queue: str
+    partition: int
+    sequence: int
+    rescheduled_to: float | None  # None: as the publisher wrote
+    state: str  # as in `MESSAGE_STATES`
+    attempt: int
+    consumer: str
+
+
+WAITING = "waiting"
+DELAYED = "delayed"
+RETRYING = "retrying"
+DELIVERED = "delivered"
+SETTLED = "settled"
+MESSAGE_STATES = (SETTLED, WAITING, DELAYED, RETRYING, DELIVERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A consumer, as the diagnosis of its group sees it."""
+
+    number: int  # within the group
+    client: str
+    prefetch: int
+    in_flight: int
+    priority: int
+    is_exclusive: bool
+    is_connected: bool
+    is_stalled: bool
+    settled_at: float  # 0.0: never
+    active_at: float  # last sign of life
+    partitions: tuple[int, ...]
+    connection: ConnectionState | None  # None: it has no session
+
+
+Phase = Literal["delivered", "backoff", "due", "dead-lettering"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message that was delivered to a group and that the group has not settled."""
+
+    message_id: str
+    key: str  # empty: none, or not in memory
+    phase: Phase
+    consumer: str  # client id of the last one
+    holder: Member | None  # who has it, if that consumer is still a member
+    attempt: int
+    failures: int
+    description: str  # of the last failure
+    last_delivered_at: float
+    retry_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDeliveries:
+    """What one member holds."""
+
+    count: int
+    oldest_at: float
+    first_deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Why no undelivered message of a group can be delivered now: counts by reason."""
+
+    retrying: int
+    parked: int  # behind an earlier message of their key
+    gated: int  # of the parked: behind messages of an earlier partition
+    delayed: int
+    next_due: float  # of the delayed ones
+    next_retry: float
+    last_failed: Delivery | None  # of the retrying ones
+
+
+@dataclass(frozen=True, slots=True)
+class BusyKeys:
+    """Undelivered messages of a group that all wait for deliveries of their keys."""
+
+    waiting: int
+    keys: int
+    oldest: Delivery

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.admin.broker_facade import MessageLocation
-from sluice.admin.model import GroupState
+from sluice.admin.model import Event, GroupState
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import (
     describe_blocked,
     describe_disconnection,
-    find_blocking_lease,
     find_obstacle,
 )
-from sluice.admin.queries.message_lookup import is_delayed
 from sluice.message import Message, decode_headers
-from sluice.queues.log import CANCELLED, DEAD, EXPIRED, PURGED
-from sluice.queues.model import (
-    DEAD_LETTERING,
-    LEASED,
-    WAITING,
-    Cursor,
-    HistoryEvent,
-    Lease,
-    Queue,
-    history,
+from sluice.queues.service import (
+    GroupInspector,
+    MessageLocation,
+    QueueInspector,
+    stored_messages,
+    views,
 )
-from sluice.queues.names import format_message_id
 
 
 @dataclass
@@ -38,10 +30,10 @@ class TraceData:
     message: Message | None  # None: no longer stored
     dead_letters: list[tuple[MessageLocation, Message]] = field(default_factory=list)
     # Stored for messages that were acknowledged after failures.
-    history: list[HistoryEvent] = field(default_factory=list)
+    history: list[Event] = field(default_factory=list)
 
 
-def build_group_states(queue: Queue, trace: TraceData, now: float) -> list[GroupState]:
+def build_group_states(queue: QueueInspector, trace: TraceData, now: float) -> list[GroupState]:
     """Return the state in each group of the queue, and in deleted groups that gave it up."""
     dead: dict[str, tuple[MessageLocation, Message]] = {}
     for location, dead_letter in trace.dead_letters:
@@ -50,166 +42,151 @@ def build_group_states(queue: Queue, trace: TraceData, now: float) -> list[Group
             dead_letter,
         )
     states: list[GroupState] = []
-    for group in queue.groups.values():
+    for group in queue.groups():
         dead_letter_entry = dead.pop(group.name, None) or dead.get("")
         unsettled = None
         if trace.location is not None and trace.message is not None:
-            unsettled = _unsettled_state(
-                group.cursors[int(trace.location[0].number)], trace.location[1], trace.message, now
-            )
+            unsettled = _unsettled_state(group, trace.location, trace.message, now)
         if unsettled is not None:
             states.append(unsettled)
         elif dead_letter_entry is not None:
-            states.append(_dead_state(queue, group.name, *dead_letter_entry, now))
+            states.append(_dead_state(queue.name, group.name, *dead_letter_entry, now))
         else:
-            states.append(_settled_state(queue, group.cursors, group.name, trace, now))
+            states.append(_settled_state(group, trace, now))
     for name, dead_letter_entry in dead.items():
         if name or not states:
-            states.append(_dead_state(queue, name, *dead_letter_entry, now))
+            states.append(_dead_state(queue.name, name, *dead_letter_entry, now))
     return states
 
 
 def _make_state(
-    group: str, state: str, why: str, do: str = "", lease: Lease | None = None
+    group: str, state: str, why: str, do: str = "", delivery: views.Delivery | None = None
 ) -> GroupState:
-    if lease is None:
+    if delivery is None:
         return GroupState(group, state, "", 0, 0, 0.0, 0.0, why, do)
-    consumer = lease.holder_client_id()
-    if not consumer and lease.history:
-        consumer = lease.history[-1].consumer
     return GroupState(
         group,
         state,
-        consumer,
-        int(lease.attempt),
-        int(lease.failures),
-        lease.retry_at if lease.state == WAITING else 0.0,
-        lease.deadline if lease.state == LEASED else 0.0,
+        delivery.consumer,
+        delivery.attempt,
+        delivery.failures,
+        delivery.retry_at if delivery.phase == "backoff" else 0.0,
+        delivery.deadline if delivery.phase == "delivered" else 0.0,
         why,
         do,
     )
 
 
-def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState | None:
+def _unsettled_state(
+    group: GroupInspector, location: MessageLocation, message: Message, now: float
+) -> GroupState | None:
     """Return the state in a group that has not settled the message; None for one that has."""
-    group = cursor.group.name
-    lease = cursor.leases.get(seq)
-    if lease is None:
-        if cursor.is_settled(seq) or not cursor.partition.is_for_group(seq, cursor.group.gid):
-            return None
-        if is_delayed(cursor.partition, seq):
-            moved_ms = cursor.partition.rescheduled.get(seq, 0)
-            due = float(moved_ms or message.deliver_at) / 1000.0
-            cause = "its publisher set a delay, which ends at"
-            if moved_ms:
-                cause = "it was rescheduled to"
-            why = f"{cause} {phrases.format_time(due, now)}"
-            return GroupState(group, "delayed", "", 0, 0, due, 0.0, why, "")
-        why, do = _explain_waiting(cursor, seq, now)
-        return _make_state(group, "waiting", why, do)
-    if lease.state == LEASED:
+    stored = group.describe(location)
+    if stored.state == views.SETTLED:
+        return None
+    if stored.state == views.DELAYED:
+        moved_to = stored.rescheduled_to
+        due = float(message.deliver_at) / 1000.0 if moved_to is None else moved_to
+        cause = (
+            "its publisher set a delay, which ends at"
+            if moved_to is None
+            else "it was rescheduled to"
+        )
+        why = f"{cause} {phrases.format_time(due, now)}"
+        return GroupState(group.name, stored.state, "", 0, 0, due, 0.0, why, "")
+    delivery = group.find_delivery(location)
+    if delivery is None:
+        return _make_state(group.name, stored.state, *_explain_waiting(group, location, now))
+    if delivery.phase == "delivered":
         why = (
-            f"consumer {lease.holder_client_id()} has it since"
-            f" {phrases.format_time(lease.last_delivered_at, now)} and must settle or extend it by"
-            f" {phrases.format_time(lease.deadline, now)}"
+            f"consumer {delivery.consumer} has it since"
+            f" {phrases.format_time(delivery.last_delivered_at, now)} and must settle or extend it"
+            f" by {phrases.format_time(delivery.deadline, now)}"
         )
-        if lease.consumer is not None and lease.consumer.is_paused:
-            why += f"; {describe_disconnection(lease.consumer, now)}"
-        return _make_state(group, "delivered", why, lease=lease)
-    failed = f"it has failed {phrases.pluralize(int(lease.failures), 'time')}"
-    if lease.description:
-        failed += f", last: {lease.description}"
-    if lease.state == DEAD_LETTERING:
-        return _make_state(
-            group, "retrying", f"{failed}; it is being moved to the dead letters", lease=lease
-        )
-    if lease.state == WAITING:
-        why = f"{failed}; it is retried at {phrases.format_time(lease.retry_at, now)}"
-        return _make_state(group, "retrying", why, "Fix what fails, or wait", lease)
-    why, do = _explain_waiting(cursor, seq, now)
-    return _make_state(group, "retrying", f"{failed}; its retry is due, and {why}", do, lease)
+        if delivery.holder is not None and not delivery.holder.is_connected:
+            why += f"; {describe_disconnection(group, delivery.holder, now)}"
+        return _make_state(group.name, stored.state, why, delivery=delivery)
+    failed = f"it has failed {phrases.pluralize(delivery.failures, 'time')}"
+    if delivery.description:
+        failed += f", last: {delivery.description}"
+    do = ""
+    if delivery.phase == "dead-lettering":
+        why = f"{failed}; it is being moved to the dead letters"
+    elif delivery.phase == "backoff":
+        why = f"{failed}; it is retried at {phrases.format_time(delivery.retry_at, now)}"
+        do = "Fix what fails, or wait"
+    else:
+        why, do = _explain_waiting(group, location, now)
+        why = f"{failed}; its retry is due, and {why}"
+    return _make_state(group.name, stored.state, why, do, delivery)
 
 
-def _explain_waiting(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
-    group = cursor.group
-    queue = group.queue
-    consumer = cursor.consumer
-    if consumer is None and group.consumers:
-        return (
-            f"every consumer of group {group.name} is stopping (prefetch 0)",
-            phrases.start_worker_hint(queue.name, group.name),
-        )
+def _explain_waiting(
+    group: GroupInspector, location: MessageLocation, now: float
+) -> tuple[str, str]:
+    consumer = group.server_of(location)
     if consumer is None:
-        return f"group {group.name} has no consumers", phrases.start_worker_hint(
-            queue.name, group.name
+        why = (
+            f"every consumer of group {group.name} is stopping (prefetch 0)"
+            if group.members()
+            else f"group {group.name} has no consumers"
         )
-    if seq in cursor.gated_seqs():
+        return why, phrases.start_worker_hint(group.queue, group.name)
+    if group.is_gated(location):
         return (
             "older messages of its key are in the partition that the key had before partitions"
             " were added",
-            phrases.peek_command(queue.name, group.name),
+            phrases.peek_command(group.queue, group.name),
         )
-    key = int(cursor.key_hash_of(seq))
-    blocker = find_blocking_lease(cursor, key) if key and seq not in cursor.leases else None
+    blocker = group.blocker_of(location)
     if blocker is not None:
-        finding = describe_blocked(blocker, now)
+        finding = describe_blocked(group, blocker, now)
         return finding.what, finding.do
-    obstacle = find_obstacle(consumer, now)
-    if obstacle is not None and not key and group.can_share_work():
+    obstacle = find_obstacle(group, consumer, now)
+    if obstacle is None:
+        served = f"consumer {consumer.client} serves its partition"
+        return f"earlier messages come first; {served}", ""
+    if not group.has_key(location) and group.can_share_work():
         return f"no consumer of group {group.name} has capacity; {obstacle.what}", obstacle.do
-    if obstacle is not None:
-        return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
-    return f"earlier messages come first; consumer {consumer.client} serves its partition", ""
+    return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
 
 
-def _settled_state(
-    queue: Queue, cursors: list[Cursor], group: str, trace: TraceData, now: float
-) -> GroupState:
+def _settled_state(group: GroupInspector, trace: TraceData, now: float) -> GroupState:
+    name = group.name
     for step in reversed(trace.history):
-        if step.kind == history.ACKED and step.group == group:
-            when = phrases.format_time(step.at, now)
+        when = phrases.format_time(step.at, now)
+        if step.what == "acked" and step.group == name:
             why = f"consumer {step.consumer} acknowledged it at {when}, attempt {step.attempt}"
-            return GroupState(
-                group, "acked", step.consumer, int(step.attempt), 0, 0.0, 0.0, why, ""
-            )
-        if step.kind == history.CANCELLED:
-            when = phrases.format_time(step.at, now)
-            return _make_state(group, "cancelled", f"{step.consumer} cancelled it at {when}")
+            return GroupState(name, "acked", step.consumer, step.attempt, 0, 0.0, 0.0, why, "")
+        if step.what == "cancelled":
+            return _make_state(name, "cancelled", f"{step.consumer} cancelled it at {when}")
     location = trace.location
-    if location is not None and trace.message is not None:
-        partition, seq = location
-        if not partition.is_for_group(seq, cursors[int(partition.number)].group.gid):
-            return _make_state(
-                group, "not-for-it", "it was redriven only for the group that had failed it"
-            )
-    cursor = cursors[int(location[0].number)] if location is not None else None
-    others = (
-        sum(cursor.outcome_counts[how] for how in (DEAD, EXPIRED, PURGED, CANCELLED))
-        if cursor is not None
-        else 1
-    )
-    if others == 0:
-        return _make_state(group, "acked", f"group {group} has acknowledged it")
+    if location is not None and trace.message is not None and not group.is_for_group(location):
+        return _make_state(
+            name, "not-for-it", "it was redriven only for the group that had failed it"
+        )
+    if location is not None and group.has_only_acked(location):
+        return _make_state(name, "acked", f"group {name} has acknowledged it")
     return _make_state(
-        group,
+        name,
         "settled",
-        f"group {group} has settled it (acknowledged, expired, purged, cancelled or skipped by a"
+        f"group {name} has settled it (acknowledged, expired, purged, cancelled or skipped by a"
         " seek: which one is not recorded)",
     )
 
 
 def _dead_state(
-    queue: Queue, group: str, location: MessageLocation, dead_letter: Message, now: float
+    queue: str, group: str, location: MessageLocation, dead_letter: Message, now: float
 ) -> GroupState:
     headers = dict(decode_headers(dead_letter.headers))
     reason = headers.get("dead-reason", "")
     description = f" ({headers['dead-description']})" if headers.get("dead-description") else ""
-    dead_letter_id = format_message_id(location[0].pid, location[1]).decode()
+    dead_letter_id = stored_messages.generated_id(location)
     attempts = int(headers["attempts"]) if headers.get("attempts", "").isdecimal() else 0
     why = (
         f"it was dead-lettered with reason {reason}{description} at"
         f" {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and is in "
-        f"{location[0].queue.name}"
+        f"{stored_messages.queue_of(location)}"
     )
-    do = f"Fix the cause, then `{phrases.retry_dead_letter_command(queue.name, dead_letter_id)}`"
+    do = f"Fix the cause, then `{phrases.retry_dead_letter_command(queue, dead_letter_id)}`"
     return GroupState(group, "dead", "", attempts, attempts, 0.0, 0.0, why, do)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sluice.admin.model import Finding
+from sluice.admin.model import Finding, Pause, Queue
 from sluice.admin.queries.diagnosis import phrases
-from sluice.queues.model import BREAKER_NAMES, Group, Pause, Queue
+from sluice.queues.service import GroupInspector
 
 
 def find_queue_pause(queue: Queue, now: float) -> list[Finding]:
@@ -12,23 +12,22 @@ def find_queue_pause(queue: Queue, now: float) -> list[Finding]:
     return _describe_pause(queue.pause, f"queue {queue.name}", command, now)
 
 
-def find_closed_by_policy(group: Group, now: float) -> list[Finding]:
+def find_closed_by_policy(inspected: GroupInspector, now: float) -> list[Finding]:
     """Return which policies of the group keep it from delivering; a pause of the queue is none."""
-    queue = group.queue
-    rules = queue.rules
-    reasons = group.admission.closed_reasons(rules, group.in_flight)
+    group = inspected.view()
+    queue = inspected.queue
+    rules = inspected.rules
     findings = _describe_pause(
-        group.admission.pause,
+        group.pause,
         f"group {group.name}",
-        phrases.format_command("group", "resume", queue.name, group.name),
+        phrases.format_command("group", "resume", queue, group.name),
         now,
     )
-    if "breaker" in reasons:
-        state = BREAKER_NAMES[group.admission.breaker.state]
+    if "breaker" in group.held_by:
         findings.append(
             Finding(
                 "breaker-open",
-                f"the breaker of group {group.name} is {state}:"
+                f"the breaker of group {group.name} is {group.breaker}:"
                 f" {phrases.pluralize(int(rules.breaker_failures), 'delivery', 'deliveries')}"
                 " failed in a row",
                 "Repair what the workers depend on. After"
@@ -42,24 +41,24 @@ def find_closed_by_policy(group: Group, now: float) -> list[Finding]:
         "max_rate": f"{rules.max_rate:g} deliveries per second",
     }
     for name, limit in limits.items():
-        if name in reasons:
+        if name in group.held_by:
             findings.append(
                 Finding(
                     "limited",
                     f"group {group.name} delivers as much as limits.{name} allows: {limit}",
                     "If its workers can take more: "
-                    + phrases.configure_command(queue.name, f"limits.{name}", "null"),
+                    + phrases.configure_command(queue, f"limits.{name}", "null"),
                     is_fault=False,
                 )
             )
     return findings
 
 
-def _describe_pause(pause: Pause, what: str, command: str, now: float) -> list[Finding]:
-    if not pause.is_active():
+def _describe_pause(pause: Pause | None, what: str, command: str, now: float) -> list[Finding]:
+    if pause is None:
         return []
     reason = f": {pause.reason}" if pause.reason else ""
-    age = phrases.format_duration(max(0.0, now - pause.paused_at))
+    age = phrases.format_duration(max(0.0, now - pause.at))
     return [
         Finding(
             "paused",

@@ -15,48 +15,43 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
-from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding
-from sluice.admin.queries.dead_letter_operations import DeadLetterScan, dead_letter_queues_of
+from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding, Queue
+from sluice.admin.queries.dead_letter_operations import DeadLetterScan
 from sluice.admin.queries.diagnosis import phrases
-from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group, group_lag
+from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group
 from sluice.admin.queries.diagnosis.policy_findings import find_queue_pause
 from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
-from sluice.admin.queries.view_builders import QueueIndex
 from sluice.message import decode_headers
-from sluice.queues.model import REJECT_NEW, Group, Queue
-from sluice.queues.service import QueueCounters
+from sluice.queues.service import GroupInspector, QueueInspector
 
 
-async def diagnose(
-    facade: BrokerFacade, queue_index: QueueIndex, flow: RecentFlow, name: str, group: str
-) -> Diagnosis:
+async def diagnose(facade: BrokerFacade, flow: RecentFlow, name: str, group: str) -> Diagnosis:
     name = strip_queue_prefix(name)
-    queue = facade.engine.queues.get(name)
-    if queue is None:
-        return Diagnosis(name, False, [_no_queue(queue_index, name)])
-    stats = facade.queue_handler.service.collect_counters(queue)
+    inspected = facade.inspector.find(name)
+    if inspected is None:
+        return Diagnosis(name, False, [_no_queue(facade.inspector.all_names(), name)])
+    queue = inspected.view()
+    groups = inspected.groups()
+    chosen = [one for one in groups if one.name == group] if group else groups
     findings: list[Finding] = []
-    chosen = queue.groups.get(group) if group else None
-    if group and chosen is None:
-        findings.append(_no_such_group(queue, group))
-    elif not queue.groups:
-        findings.append(_no_group(queue) if queue.depth else _empty_queue(queue))
+    if group and not chosen:
+        findings.append(_no_such_group(queue.name, groups, group))
+    elif not groups:
+        findings.append(_no_group(queue) if queue.total_messages else _empty_queue(inspected))
     else:
-        findings += _diagnose_groups(facade, flow, queue, chosen)
-    if queue.depth >= queue.rules.max_depth and queue.rules.overflow == REJECT_NEW:
+        findings += _diagnose_groups(flow, inspected, chosen, bool(group), facade.engine.now)
+    if inspected.is_full():
         findings.append(_full(queue))
     dead = await _diagnose_dead_letters(facade, queue, group)
     if dead is not None:
-        judged = queue.groups.values() if chosen is None else (chosen,)
-        dead = replace(
-            dead, is_fault=any(flow.loses_messages(one, facade.engine.now) for one in judged)
-        )
-        _insert_dead_letters(findings, dead)
+        now = facade.engine.now
+        is_fault = any(flow.loses_messages(one, now) for one in chosen or groups)
+        _insert_dead_letters(findings, replace(dead, is_fault=is_fault))
     harmless_codes = ["standby", "dead-letters"]
-    if any(int(cursor.count_waiting()) for one in queue.groups.values() for cursor in one.cursors):
+    if any(one.waiting() for one in groups):
         harmless_codes.append("consumer-away")  # of one consumer while others work
     if all(finding.code in harmless_codes and not finding.is_fault for finding in findings):
-        findings.insert(0, _flowing(queue, stats))
+        findings.insert(0, _flowing(queue))
     findings[:0] = find_queue_pause(queue, facade.engine.now)
     return Diagnosis(name, not any(finding.is_fault for finding in findings), findings)
 
@@ -64,8 +59,8 @@ async def diagnose(
 # ---- the queue
 
 
-def _no_queue(queue_index: QueueIndex, name: str) -> Finding:
-    similar = get_close_matches(name, queue_index.all_names(), 3, 0.6)
+def _no_queue(names: list[str], name: str) -> Finding:
+    similar = get_close_matches(name, names, 3, 0.6)
     what = f"there is no queue {name!r}"
     if similar:
         return Finding(
@@ -76,20 +71,21 @@ def _no_queue(queue_index: QueueIndex, name: str) -> Finding:
     return Finding("no-queue", what, phrases.create_queue_command(name))
 
 
-def _empty_queue(queue: Queue) -> Finding:
+def _empty_queue(inspected: QueueInspector) -> Finding:
     """Report an empty queue and how it became empty."""
+    queue = inspected.view()
     if queue.enqueued == 0:
         refused = (
-            f"; {phrases.pluralize(int(queue.refused), 'publish', 'publishes')} refused"
+            f"; {phrases.pluralize(queue.refused, 'publish', 'publishes')} refused"
             if queue.refused
             else ""
         )
-        if queue.rules.bindings:
-            filters = ", ".join(queue.rules.bindings)
+        bindings = inspected.rules().bindings
+        if bindings:
             return Finding(
                 "nothing-captured",
                 "no message was published yet that the queue captures: none has arrived on"
-                f" {filters}{refused}",
+                f" {', '.join(bindings)}{refused}",
                 phrases.format_command("queue", "config", queue.name),
             )
         return Finding(
@@ -100,7 +96,7 @@ def _empty_queue(queue: Queue) -> Finding:
     return Finding(
         "empty",
         "the queue is empty:"
-        f" {phrases.count_messages(int(queue.enqueued), 'came and was', 'came and were')} settled",
+        f" {phrases.count_messages(queue.enqueued, 'came and was', 'came and were')} settled",
         "",
         is_fault=False,
     )
@@ -109,54 +105,50 @@ def _empty_queue(queue: Queue) -> Finding:
 def _no_group(queue: Queue) -> Finding:
     return Finding(
         "no-group",
-        f"{phrases.count_messages(int(queue.depth), 'waits', 'wait')}, and no consumer has ever"
+        f"{phrases.count_messages(queue.total_messages, 'waits', 'wait')}, and no consumer has ever"
         " subscribed: there is no group",
         phrases.start_first_worker_hint(queue.name),
     )
 
 
-def _no_such_group(queue: Queue, name: str) -> Finding:
-    busy = [group.name for group in queue.groups.values() if group.consumers]
-    similar = get_close_matches(name, list(queue.groups), 1, 0.6)
+def _no_such_group(queue: str, groups: list[GroupInspector], name: str) -> Finding:
+    names = [group.name for group in groups]
+    busy = [group.name for group in groups if group.members()]
+    similar = get_close_matches(name, names, 1, 0.6)
     if busy:
         return Finding(
             "wrong-group",
             f"there is no group {name!r}; consumers are in {', '.join(busy)}",
-            phrases.doctor_command(queue.name, similar[0] if similar else busy[0]),
+            phrases.doctor_command(queue, similar[0] if similar else busy[0]),
         )
     if similar:
         return Finding(
             "wrong-group",
             f"there is no group {name!r}; similar name: {similar[0]}",
-            phrases.doctor_command(queue.name, similar[0]),
+            phrases.doctor_command(queue, similar[0]),
         )
-    other_groups = (
-        f"; the queue has {', '.join(queue.groups)}" if queue.groups else ", nor any other group"
-    )
+    others = f"; the queue has {', '.join(names)}" if names else ", nor any other group"
     return Finding(
         "no-group",
-        f"there is no group {name!r}{other_groups}",
-        phrases.start_first_worker_hint(queue.name, name),
+        f"there is no group {name!r}{others}",
+        phrases.start_first_worker_hint(queue, name),
     )
 
 
 def _full(queue: Queue) -> Finding:
     return Finding(
         "full",
-        f"the queue is full at {phrases.pluralize(int(queue.depth), 'message')}"
-        " and refuses publishes" + (f": {int(queue.refused):,} so far" if queue.refused else ""),
-        phrases.configure_command(
-            queue.name, "limits.max_queue_depth", str(2 * int(queue.rules.max_depth))
-        ),
+        f"the queue is full at {phrases.pluralize(queue.total_messages, 'message')}"
+        " and refuses publishes" + (f": {queue.refused:,} so far" if queue.refused else ""),
+        phrases.configure_command(queue.name, "limits.max_queue_depth", str(2 * queue.max_depth)),
     )
 
 
-def _flowing(queue: Queue, stats: QueueCounters) -> Finding:
-    rates = stats.rates
+def _flowing(queue: Queue) -> Finding:
     return Finding(
         "flowing",
-        f"messages flow: {rates.enqueued:g}/s in, {rates.delivered:g}/s delivered,"
-        f" {rates.acked:g}/s acknowledged, {int(queue.depth):,} waiting or in delivery",
+        f"messages flow: {queue.enqueue_rate:g}/s in, {queue.dequeue_rate:g}/s delivered,"
+        f" {queue.ack_rate:g}/s acknowledged, {queue.total_messages:,} waiting or in delivery",
         "",
         is_fault=False,
     )
@@ -166,45 +158,43 @@ def _flowing(queue: Queue, stats: QueueCounters) -> Finding:
 
 
 def _diagnose_groups(
-    facade: BrokerFacade, flow: RecentFlow, queue: Queue, chosen: Group | None
+    flow: RecentFlow,
+    queue: QueueInspector,
+    chosen: list[GroupInspector],
+    is_one: bool,
+    now: float,
 ) -> list[Finding]:
     """Diagnose one group or all: those with a backlog first, the largest first."""
-    groups = (
-        [chosen]
-        if chosen is not None
-        else sorted(queue.groups.values(), key=group_lag, reverse=True)
-    )
+    behind = sorted([one for one in chosen if one.lag()], key=_lag_of, reverse=True)
     findings: list[Finding] = []
-    for group in groups:
-        if group_lag(group):
-            findings += diagnose_group(facade, flow, group, include_name=len(queue.groups) > 1)
-    if findings or any(group_lag(group) for group in groups):
+    for group in behind:
+        findings += diagnose_group(flow, group, now, include_name=len(queue.groups()) > 1)
+    if behind:
         return findings
-    started_after = [
-        group for group in groups if not any(cursor.count_enqueued() for cursor in group.cursors)
-    ]
-    if queue.depth and started_after:
+    depth = phrases.pluralize(queue.depth(), "message")
+    started_after = [group for group in chosen if not group.has_enqueued()]
+    if queue.depth() and started_after:
         group = started_after[0]
         return [
             Finding(
                 "began-behind",
-                f"group {group.name} starts after the stored messages"
-                f" ({phrases.pluralize(int(queue.depth), 'message')}) and gets only new ones",
+                f"group {group.name} starts after the stored messages ({depth}) and gets only"
+                " new ones",
                 phrases.seek_command(queue.name, group.name, "earliest"),
             )
         ]
-    if chosen is not None and queue.depth:
+    if queue.depth() and is_one:
         return [
             Finding(
                 "empty",
-                f"group {chosen.name} has settled its messages; the rest is for other groups",
+                f"group {chosen[0].name} has settled its messages; the rest is for other groups",
                 "",
                 is_fault=False,
             )
         ]
     findings = [_empty_queue(queue)]
-    if queue.enqueued and not any(group.consumers for group in groups):
-        name = groups[0].name
+    if queue.enqueued() and not any(group.members() for group in chosen):
+        name = chosen[0].name
         findings.append(
             Finding(
                 "no-consumer",
@@ -216,13 +206,17 @@ def _diagnose_groups(
     return findings
 
 
+def _lag_of(group: GroupInspector) -> int:
+    return group.lag()
+
+
 # ---- dead letters
 
 
 async def _diagnose_dead_letters(facade: BrokerFacade, queue: Queue, group: str) -> Finding | None:
     """Report the number and reasons of dead letters, with the description of the last one."""
-    if not queue.dead_by_reason or not any(
-        dead_letter_queue.depth for dead_letter_queue in dead_letter_queues_of(facade, queue.name)
+    if not queue.dead or not any(
+        one.depth() for one in facade.inspector.dead_letter_queues_of(queue.name)
     ):
         return None
     count = 0

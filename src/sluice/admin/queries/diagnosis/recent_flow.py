@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice.queues.log import ACKED, DEAD
-from sluice.queues.model import Group
+from sluice.queues.service import GroupInspector
 
 WINDOW_SECONDS: Final = 300.0
 MOMENT_SECONDS: Final = 60.0
@@ -19,15 +18,6 @@ STEP_SECONDS: Final = 15.0
 MAX_DEAD_SHARE: Final = 0.1
 
 Mark = tuple[float, int, int]  # time, acknowledged, dead-lettered
-
-
-def count_settled(group: Group) -> tuple[int, int]:
-    """Return how many messages a group has acknowledged and dead-lettered."""
-    acked = dead = 0
-    for cursor in group.cursors:
-        acked += cursor.outcome_counts[ACKED]
-        dead += cursor.outcome_counts[DEAD]
-    return acked, dead
 
 
 class _GroupFlow:
@@ -64,16 +54,15 @@ class RecentFlow:
         self._seen: dict[int, _GroupFlow] = {}
         self._has_samples = False
 
-    def add(self, group: Group, now: float) -> int:
+    def add(self, group: GroupInspector, now: float) -> int:
         """Add a sample of a group; return how many messages it has acknowledged."""
-        acked, dead = count_settled(group)
-        gid = int(group.gid)
-        flow = self._groups.get(gid)
+        acked, dead = group.acked(), group.dead()
+        flow = self._groups.get(group.gid)
         if flow is None:
             # The counters of a group that is new since the last samples began with zero.
             flow = _GroupFlow((now, 0, 0) if self._has_samples else (now, acked, dead))
         flow.add(now, acked, dead)
-        self._seen[gid] = flow
+        self._seen[group.gid] = flow
         return acked
 
     def end_samples(self) -> None:
@@ -81,19 +70,19 @@ class RecentFlow:
         self._groups, self._seen = self._seen, {}
         self._has_samples = True
 
-    def _of_last(self, group: Group, now: float, seconds: float) -> tuple[int, int]:
-        acked, dead = count_settled(group)
-        flow = self._groups.get(int(group.gid))
+    def _of_last(self, group: GroupInspector, now: float, seconds: float) -> tuple[int, int]:
+        acked, dead = group.acked(), group.dead()
+        flow = self._groups.get(group.gid)
         if flow is None:
             return (acked, dead) if self._has_samples else (0, 0)
         _, first_acked, first_dead = flow.since(now - seconds)
         return acked - first_acked, dead - first_dead
 
-    def has_acked(self, group: Group, now: float) -> bool:
+    def has_acked(self, group: GroupInspector, now: float) -> bool:
         """Return whether the group has acknowledged anything in the last minute."""
         return self._of_last(group, now, MOMENT_SECONDS)[0] > 0
 
-    def loses_messages(self, group: Group, now: float) -> bool:
+    def loses_messages(self, group: GroupInspector, now: float) -> bool:
         """Return whether a large share of its messages is dead-lettered.
 
         If nothing was settled in the last minutes, the last settlement decides.
@@ -101,5 +90,5 @@ class RecentFlow:
         acked, dead = self._of_last(group, now, WINDOW_SECONDS)
         if acked or dead:
             return dead > MAX_DEAD_SHARE * (acked + dead)
-        flow = self._groups.get(int(group.gid))
+        flow = self._groups.get(group.gid)
         return flow is None or flow.died_at >= flow.acked_at

@@ -6,12 +6,14 @@ consumer needs to settle it. The parts that deliveries have in common are encode
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.memberships import QueueMemberships, open_memberships
+from sluice.broker.routing import NEVER_EXPIRES
 from sluice.broker.sessions import UNBUILT_PACKET, Delivery
 from sluice.broker.turn import Turn
 from sluice.message import Message
@@ -19,6 +21,7 @@ from sluice.queues.engine import Engine
 from sluice.queues.flow import format_iso_time
 from sluice.queues.model import Consumer, Lease
 from sluice.queues.names import write_hex, write_hex_16
+from sluice.queues.ports import ConnectionState
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
 
@@ -332,6 +335,20 @@ class QueueConsumer(Consumer):
             if isinstance(delivery, QueueDelivery) and delivery.lease is lease:
                 delivery.lease = None
                 return
+
+    def describe_connection(self) -> ConnectionState:
+        session = self.session
+        connection = session.connection
+        outbound = session.outbound
+        expires = session.expiry_seconds != NEVER_EXPIRES
+        return ConnectionState(
+            connection is not None and connection.is_write_paused,
+            0.0 if connection is None else connection.last_read_at,
+            0 if connection is None else len(outbound.inflight),
+            int(outbound.window),
+            session.disconnected_at,
+            session.disconnected_at + float(session.expiry_seconds) if expires else inf,
+        )
 
     def _encode_properties(self, lease: Lease) -> bytes:
         message = lease.message
