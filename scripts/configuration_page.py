@@ -24,7 +24,8 @@ SERVER: dict[str, str] = {
     "salvage": "`true`: open a damaged store without its lost records, and log them; for one "
     "start, see [operations.md](operations.md#a-damaged-store)",
     "store": "where messages are stored: `embedded` (on disk, below `data`), `memory` (nothing "
-    "survives the process), or `redis://HOST:PORT`, with TLS `rediss://HOST:PORT`; see "
+    "survives the process), or `redis://HOST:PORT`, with TLS `rediss://HOST:PORT`, with Sentinel "
+    "`redis+sentinel://HOST:PORT,HOST:PORT/MASTER`; see "
     "[redis.md](redis.md)",
     "http": "REST, metrics, health and the console; see [rest.md](rest.md)",
     "grpc": "gRPC; see [grpc.md](grpc.md)",
@@ -82,6 +83,12 @@ SERVER: dict[str, str] = {
     "the request",
     "redis.wait": "how long publishers wait for a Redis that accepts no writes; then they are "
     "refused until it does",
+    "redis.min_replicas": "acknowledge a message only when this many replicas have it; see "
+    "[redis.md](redis.md#without-a-single-point-of-loss)",
+    "redis.replica_ack": "`disk`: the replicas, and the master, must have it in their append-only "
+    "file on disk (Redis 7.2, Valkey); `memory`: received is enough",
+    "redis.replica_timeout": "how long one attempt waits for replicas; it is repeated, and after "
+    "`redis.wait` publishers are refused",
     "redis.poll": "how far the pending lists in Redis may lag behind deliveries",
     "redis.batch": "deliveries that one command adds to a pending list",
     "redis.pending_scan": "interval of the search for pending deliveries without a consumer",

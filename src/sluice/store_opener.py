@@ -101,6 +101,7 @@ class OpenedRedisStore(OpenedStore):
         engine.publishing.max_partition_length = redis.max_length
         self._url = settings.store
         self._answer_seconds = redis.answer_timeout
+        self._min_replicas = redis.min_replicas
         self._poll_seconds = redis.poll
         self._poll_timer: asyncio.TimerHandle | None = None
         self._cell_number = 0 if cell_store is None else cell_store.cell
@@ -121,6 +122,9 @@ class OpenedRedisStore(OpenedStore):
                 renew_seconds=redis.renew,
                 answer_seconds=redis.answer_timeout,
                 wait_seconds=redis.wait,
+                min_replicas=redis.min_replicas,
+                replicas_on_disk=redis.replica_ack == "disk",
+                replica_timeout_seconds=redis.replica_timeout,
                 poll_seconds=redis.poll,
                 batch=redis.batch,
                 pending_scan_seconds=redis.pending_scan,
@@ -156,9 +160,16 @@ class OpenedRedisStore(OpenedStore):
         """Return the statistics of the queues from Redis."""
         from sluice.store.redis import read_store_stats
 
-        return await asyncio.to_thread(
-            read_store_stats, self._url, self._prefix, self._answer_seconds, self._hash_tag
+        stats = await asyncio.to_thread(
+            read_store_stats,
+            self._url,
+            self._prefix,
+            self._answer_seconds,
+            self._hash_tag,
+            self._min_replicas,
         )
+        stats.replica_timeouts = self._redis_store.replica_timeouts
+        return stats
 
     def track_losses(self) -> LossTracker:
         return LossTracker(self._cell_number, self._redis_store.losses, self._confirm_loss)

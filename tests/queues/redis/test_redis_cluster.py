@@ -80,7 +80,7 @@ def test_value_whose_removal_was_interrupted_is_deleted_at_the_next_start(
     )
     execute = ClusterChannel.execute
 
-    def execute_without_views(link: ClusterChannel, commands: Any) -> list[Any]:
+    def execute_without_views(link: ClusterChannel, commands: Any, acks: Any = None) -> list[Any]:
         return (
             [b"OK"]
             if any("XDEL" in command for _, command in commands)
@@ -132,7 +132,7 @@ def test_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
         store.commit(*[message(0, b"old", pid=pid) for pid in range(1, 5)])
         remaining = cut
 
-        def execute_some(link: ClusterChannel, commands: Any) -> list[Any]:
+        def execute_some(link: ClusterChannel, commands: Any, acks: Any = None) -> list[Any]:
             nonlocal remaining
             if remaining == 0:
                 raise CutOff

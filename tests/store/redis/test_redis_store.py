@@ -189,7 +189,7 @@ def test_delayed_duplicate_of_a_write_does_nothing(
     sent: list[Any] = []
     execute = SingleChannel.execute
 
-    def execute_and_record(channel: SingleChannel, commands: Any) -> list[Any]:
+    def execute_and_record(channel: SingleChannel, commands: Any, acks: Any = None) -> list[Any]:
         sent.extend(command for _, command in commands if WRITE.sha in command)
         return execute(channel, commands)
 

@@ -162,6 +162,7 @@ class ClusterAdminService(AdminService):
             owner=self._node,
             frame=sum(part.frame for part in parts),
             frames_lost=sum(part.frames_lost for part in parts),
+            replica_timeouts=sum(part.replica_timeouts for part in parts),
             queues=sorted(
                 (queue for part in parts for queue in part.queues), key=lambda queue: queue.name
             ),

@@ -944,7 +944,7 @@ class GetStoreRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Store(_message.Message):
-    __slots__ = ("kind", "address", "healthy", "fault", "warnings", "segments", "bytes", "version", "cluster", "owner", "frame", "queues", "frames_lost")
+    __slots__ = ("kind", "address", "healthy", "fault", "warnings", "segments", "bytes", "version", "cluster", "owner", "frame", "queues", "frames_lost", "replicas", "replica_timeouts")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
@@ -958,6 +958,8 @@ class Store(_message.Message):
     FRAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     FRAMES_LOST_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_TIMEOUTS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     address: str
     healthy: bool
@@ -971,7 +973,9 @@ class Store(_message.Message):
     frame: int
     queues: _containers.RepeatedCompositeFieldContainer[StoreQueue]
     frames_lost: int
-    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., healthy: _Optional[bool] = ..., fault: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., segments: _Optional[int] = ..., bytes: _Optional[int] = ..., version: _Optional[str] = ..., cluster: _Optional[bool] = ..., owner: _Optional[str] = ..., frame: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[StoreQueue, _Mapping]]] = ..., frames_lost: _Optional[int] = ...) -> None: ...
+    replicas: int
+    replica_timeouts: int
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., healthy: _Optional[bool] = ..., fault: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., segments: _Optional[int] = ..., bytes: _Optional[int] = ..., version: _Optional[str] = ..., cluster: _Optional[bool] = ..., owner: _Optional[str] = ..., frame: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[StoreQueue, _Mapping]]] = ..., frames_lost: _Optional[int] = ..., replicas: _Optional[int] = ..., replica_timeouts: _Optional[int] = ...) -> None: ...
 
 class ListLossesRequest(_message.Message):
     __slots__ = ()

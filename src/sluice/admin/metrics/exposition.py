@@ -472,6 +472,14 @@ def _store_lines(store: model.Store) -> Iterator[str]:
         "Committed frames that the store has lost.",
     )
     yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
+    yield _metric_header("sluice_store_replicas", "gauge", "Connected replicas of Redis.")
+    yield f"sluice_store_replicas {store.replicas}\n"
+    yield _metric_header(
+        "sluice_store_replica_timeouts_total",
+        "counter",
+        "Commits that replicas did not acknowledge in time.",
+    )
+    yield f"sluice_store_replica_timeouts_total {store.replica_timeouts}\n"
     if not store.queues:
         return
     labelled = [(_queue_label(queue.name), queue) for queue in store.queues]

@@ -49,6 +49,10 @@ class StoreTotals(Protocol):
     @property
     def is_cluster(self) -> bool: ...
     @property
+    def replicas(self) -> int: ...
+    @property
+    def replica_timeouts(self) -> int: ...
+    @property
     def warnings(self) -> Sequence[str]: ...
     @property
     def queues(self) -> Mapping[str, StoreQueueTotals]: ...
@@ -156,7 +160,7 @@ class StoreStatus:
         sizes = self._segment_sizes()
         self._fetched_at = asyncio.get_running_loop().time()
         self._last_view = model.Store(
-            kind=cast(model.StoreKind, self._address.partition(":")[0].replace("rediss", "redis")),
+            kind=_kind_of(self._address),
             address=self._address,
             healthy=not fault,
             fault=fault,
@@ -169,6 +173,8 @@ class StoreStatus:
             frame=totals.frame if totals is not None else 0,
             queues=_build_queue_views(totals) if totals is not None else [],
             frames_lost=self._losses.frames_lost if self._losses is not None else 0,
+            replicas=totals.replicas if totals is not None else 0,
+            replica_timeouts=totals.replica_timeouts if totals is not None else 0,
         )
         return self._last_view
 
@@ -188,6 +194,11 @@ class StoreStatus:
         if self._last_view is not None and now - self._fetched_at < MAX_AGE_SECONDS:
             return self._last_view
         return await self.view()
+
+
+def _kind_of(address: str) -> model.StoreKind:
+    kind = address.partition(":")[0]
+    return cast(model.StoreKind, "redis" if kind.startswith("redis") else kind)
 
 
 def _build_queue_views(totals: StoreTotals) -> list[model.StoreQueue]:

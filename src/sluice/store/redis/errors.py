@@ -25,9 +25,15 @@ from redis.exceptions import (
 
 from sluice.errors import StoreError, StoreFailed
 
+
+class TooFewReplicas(Exception):
+    """Redis has a write, and fewer replicas than required have acknowledged it yet."""
+
+
 # Temporary: Redis is unreachable, loads, fails over, is out of memory or disk space, has lost a
 # script, or an operator is about to fix its list of users.
 _TRANSIENT_ERRORS = (
+    TooFewReplicas,
     ConnectionError,  # includes "loading"
     TimeoutError,
     OSError,
@@ -54,7 +60,10 @@ _TRANSIENT_CODES = (
     "LOADING",
     "NOAUTH",
     "CLUSTERDOWN",
+    "WAITAOF cannot",  # its master has no append-only file
 )
+# The words of a server that is a replica, or has just become one.
+_REPLICA_WORDS = ("READONLY", "MASTERDOWN", "UNBLOCKED", "with replica instances")
 
 
 def error_text(error: BaseException) -> str:
@@ -63,10 +72,18 @@ def error_text(error: BaseException) -> str:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether to wait and retry."""
-    if isinstance(error, _TRANSIENT_ERRORS):
+    if isinstance(error, _TRANSIENT_ERRORS) or is_replica(error):
         return True
     text = error_text(error)  # Redis 6 prefixes the error of a command in a script
     return any(text.startswith(code) or f"-{code}" in text for code in _TRANSIENT_CODES)
+
+
+def is_replica(error: BaseException) -> bool:
+    """Return whether the server that sent this error is not the master (any more)."""
+    text = error_text(error)
+    return isinstance(error, (ReadOnlyError, MasterDownError)) or any(
+        words in text for words in _REPLICA_WORDS
+    )
 
 
 def permanent_error(error: BaseException) -> StoreError:

@@ -16,6 +16,10 @@ class RedisOptions:
     answer_seconds: float = 5.0  # reconnect if Redis is silent for this long
     # Refuse publishers when Redis has accepted no write for this long.
     wait_seconds: float = 10.0
+    # A frame counts as stored when this many replicas have acknowledged it.
+    min_replicas: int = 0
+    replicas_on_disk: bool = False  # acknowledged when it is on their disks
+    replica_timeout_seconds: float = 2.0
     poll_seconds: float = 0.5  # maximum lag of pending lists behind deliveries
     batch: int = 32  # deliveries claimed by one command
     # interval of scans for pending deliveries without a consumer

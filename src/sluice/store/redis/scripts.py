@@ -21,6 +21,9 @@ class Script:
 # writes. A write whose stamp is not above the last one is done already, or too late, and does
 # nothing.
 #
+# The last write rewrites its stamp when it is repeated: a connection that waits for replicas waits
+# for what it has written itself, and the copy may come over a new connection.
+#
 # The token is above this unit, the number below; one bit tells the two halves of a frame apart.
 STAMP_UNIT: Final = 1 << 33
 
@@ -76,7 +79,10 @@ WRITE: Final = Script(
 local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
 local log = redis.call('HMGET', KEYS[2], 'stamp', 'frame')
-if tonumber(log[1] or '0') >= tonumber(ARGV[2]) then return 0 end
+if tonumber(log[1] or '0') >= tonumber(ARGV[2]) then
+  if tonumber(log[1]) == tonumber(ARGV[2]) then redis.call('HSET', KEYS[2], 'stamp', log[1]) end
+  return 0
+end
 if ARGV[3] == '' then
   steps(4)
   redis.call('HSET', KEYS[2], 'stamp', ARGV[2])
@@ -100,7 +106,10 @@ local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
 if math.floor(fence / {STAMP_UNIT}) > tonumber(ARGV[1]) then
   return redis.error_reply('FENCED ' .. fence)
 end
-if fence >= tonumber(ARGV[2]) then return 0 end
+if fence >= tonumber(ARGV[2]) then
+  if fence == tonumber(ARGV[2]) then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') end
+  return 0
+end
 steps(3)
 redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
 return 1

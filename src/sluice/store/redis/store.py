@@ -18,7 +18,9 @@ from sluice.store.log_position import LogPosition
 from sluice.store.protocol import RecoveryLoader, RecoveryReport, check_crc32c
 from sluice.store.redis.connection import (
     RedisServer,
+    ReplicaAcks,
     RetryingChannel,
+    check_acks,
     durability_warnings,
     retry_while_disconnected,
 )
@@ -82,6 +84,14 @@ class RedisStore:
         self._options = options if options is not None else RedisOptions()
         self._segment_bytes = segment_bytes
         self._snapshot_bytes = snapshot_bytes
+        self._acks: ReplicaAcks | None = None
+        if self._options.min_replicas:
+            self._acks = ReplicaAcks(
+                self._options.min_replicas,
+                self._options.replicas_on_disk,
+                self._options.replica_timeout_seconds,
+            )
+        self._stalls = {"writer": "", "replicas": ""}  # why no write is acknowledged, by source
         self._keys = RedisKeys(self._options.prefix, self._options.tag)
         self._server: RedisServer | None = None
         self._lease = StoreLease(self._keys, self._options.lease_seconds)
@@ -90,7 +100,7 @@ class RedisStore:
         self._lease_renewer: LeaseRenewer | None = None
         self._index = AddressIndex()
         self._partition_keys = PartitionKeys(self._keys)
-        self._plan_writer: PlanWriter = SinglePlanWriter(self._keys)
+        self._plan_writer: PlanWriter = SinglePlanWriter(self._keys, self._acks)
         self._plan_builder = PlanBuilder(
             self._keys, self._index, self._partition_keys, self._note_decoder, False
         )
@@ -120,6 +130,7 @@ class RedisStore:
         self._partition_keys = PartitionKeys(self._keys)
         self._has_failed = False
         self._begin_log()
+        self._stalls = {"writer": "", "replicas": ""}
         server = RedisServer(self._url, self._options.answer_seconds)
         try:
             return self._open_server(server, loader)
@@ -135,12 +146,18 @@ class RedisStore:
 
     def _open_server(self, server: RedisServer, loader: RecoveryLoader) -> RecoveryReport:
         server_info = retry_while_disconnected(server.detect, self._options.wait_seconds)
+        settings = retry_while_disconnected(server.read_config, self._options.wait_seconds)
+        if self._acks is not None:
+            check_acks(self._acks, server.version, settings)
         channel = RetryingChannel(server.open_channel(), self._options.wait_seconds)
         if self._options.force_takeover:
             self._lease.force_acquire(channel)
         else:
             self._lease.acquire(channel, "Redis")
         try:
+            # Replicas then have the new token too, and every earlier frame: a failover cannot bring
+            # back a state from before this owner.
+            _, replicas = self._lease.renew(channel, self._acks)
             if server.is_cluster:
                 raise_fences(channel, self._keys, self._lease.token)
             recovered = LogRecovery(
@@ -162,8 +179,10 @@ class RedisStore:
         finally:
             channel.close()
         recovered.report.warnings += durability_warnings(
-            server_info, retry_while_disconnected(server.read_config, self._options.wait_seconds)
+            server_info, settings, self._options.min_replicas
         )
+        if self._acks is not None and replicas < self._acks.count:
+            recovered.report.warnings.append(self._acks.shortage(replicas))
         unconfirmed = self.losses.unconfirmed
         if unconfirmed is not None:
             recovered.report.warnings.append(
@@ -183,7 +202,9 @@ class RedisStore:
             self._keys, self._index, self._partition_keys, self._note_decoder, server.is_cluster
         )
         self._plan_writer = (
-            ClusterPlanWriter(self._keys) if server.is_cluster else SinglePlanWriter(self._keys)
+            ClusterPlanWriter(self._keys, self._acks)
+            if server.is_cluster
+            else SinglePlanWriter(self._keys, self._acks)
         )
         self._views = GroupViews(
             self._keys,
@@ -200,7 +221,7 @@ class RedisStore:
             self._options.wait_seconds,
             self._call_soon_threadsafe,
             self._fail,
-            self._on_stall,
+            partial(self._set_stall, "writer"),
         )
         self._reader = LogReader(
             server.open_channel(),
@@ -211,12 +232,15 @@ class RedisStore:
             self._fail,
         )
         self._lease_renewer = LeaseRenewer(
-            server.open_channel(),
+            server,
             self._lease,
             self._options.renew_seconds,
+            self._options.wait_seconds,
+            self._acks,
             self._loss_detector,
             self._call_soon_threadsafe,
             self._fail,
+            partial(self._set_stall, "replicas"),
         )
         self._maintenance = ViewMaintenance(
             self._keys,
@@ -339,6 +363,19 @@ class RedisStore:
         if not self._note_decoder.is_queue_partition(pid) or not self._partition_keys.has_name(pid):
             return None
         return queue_or_none(self._partition_keys.partition_name(pid))
+
+    @property
+    def replica_timeouts(self) -> int:
+        """How often replicas did not acknowledge a write in time, since the store was opened."""
+        return 0 if self._writer is None else self._writer.replica_timeouts
+
+    def _set_stall(self, source: str, reason: str) -> None:
+        """Report why no write is acknowledged; both threads may have a reason."""
+        before = self._stalls["writer"] or self._stalls["replicas"]
+        self._stalls[source] = reason
+        after = self._stalls["writer"] or self._stalls["replicas"]
+        if after != before:
+            self._on_stall(after)
 
     def _fail(self, error: Exception) -> None:
         if not self._has_failed:

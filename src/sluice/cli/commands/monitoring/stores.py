@@ -39,6 +39,7 @@ def store(cli: CommandContext) -> None:
             ("what", f"{kind} {found['version']}"),
             ("owner", found["owner"] or "no node"),
             ("frames", format_count(found["frame"])),
+            ("replicas", format_count(found["replicas"])),
         ]
     if found["frames_lost"]:
         rows.append(

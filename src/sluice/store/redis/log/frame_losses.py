@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from sluice.errors import FramesLost, StoreError
+from sluice.errors import FramesLost, StoreError, StoreFailed
 from sluice.store.redis.connection import (
     RedisChannel,
     RedisServer,
@@ -93,8 +93,15 @@ class LossDetector:
     def to_store_error(self, error: BaseException, channel: RedisChannel) -> StoreError:
         """Return the error that ends the store, and record a loss if there was one."""
         frame_in_redis = self._find_earlier_frame(error, channel)
-        if frame_in_redis is None or frame_in_redis >= self.confirmed_frame:
+        if frame_in_redis is None:
             return permanent_error(error)
+        if frame_in_redis >= self.confirmed_frame:
+            if not error_text(error).startswith("FENCED"):
+                return permanent_error(error)
+            return StoreFailed(
+                "Redis has failed over to a replica that did not know this broker as the owner yet",
+                "Nothing that was acknowledged is lost. Start this broker again",
+            )
         return self.record_loss(frame_in_redis, channel)
 
     def record_loss(self, frame_in_redis: int, channel: RedisChannel) -> FramesLost:

@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sluice.store.redis.connection import Argument, Command, RedisChannel, script_command
+from sluice.store.redis.connection import (
+    Argument,
+    Command,
+    RedisChannel,
+    ReplicaAcks,
+    script_command,
+)
 from sluice.store.redis.keys import RedisKeys, fence_key
 from sluice.store.redis.scripts import STAMP_UNIT, WRITE, WRITE_PARTITION
 
@@ -81,8 +87,11 @@ class PlanWriter(Protocol):
 
 
 class SinglePlanWriter:
-    def __init__(self, keys: RedisKeys) -> None:
+    """Writes everything with one script. A frame then waits for `acks` in the same pipeline."""
+
+    def __init__(self, keys: RedisKeys, acks: ReplicaAcks | None = None) -> None:
         self._keys = keys
+        self._acks = acks
 
     def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
         names: dict[str, None] = {self._keys.fence: None, self._keys.log: None}
@@ -94,26 +103,43 @@ class SinglePlanWriter:
         for steps in (plan.log, *plan.bodies.values(), *plan.views.values()):
             names.update(steps.keys)
             arguments += steps.arguments
-        channel.execute([(self._keys.log, script_command(WRITE, list(names), *arguments))])
+        channel.execute(
+            [(self._keys.log, script_command(WRITE, list(names), *arguments))],
+            self._acks if plan.frame_number else None,
+        )
 
 
 class ClusterPlanWriter:
-    def __init__(self, keys: RedisKeys) -> None:
+    """Writes bodies, then the log, then views.
+
+    Bodies and log of a frame each wait for `acks` of the replicas of their nodes, so that the log
+    never has a frame whose bodies a failover can lose.
+    """
+
+    def __init__(self, keys: RedisKeys, acks: ReplicaAcks | None = None) -> None:
         self._keys = keys
+        self._acks = acks
 
     def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
         stamp = make_stamp(token, write_number)
+        acks = self._acks if plan.frame_number else None
         if not plan.are_bodies_written:
-            self._write_partitions(channel, plan.bodies, token, stamp)
+            self._write_partitions(channel, plan.bodies, token, stamp, acks)
             plan.are_bodies_written = True
         if plan.log.arguments:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
             arguments = (token, stamp, plan.frame_number or "", *plan.log.arguments)
-            channel.execute([(self._keys.log, script_command(WRITE, list(names), *arguments))])
-        self._write_partitions(channel, plan.views, token, stamp + 1)
+            command = script_command(WRITE, list(names), *arguments)
+            channel.execute([(self._keys.log, command)], acks)
+        self._write_partitions(channel, plan.views, token, stamp + 1, None)
 
     def _write_partitions(
-        self, channel: RedisChannel, steps_by_base: dict[str, ScriptSteps], token: int, stamp: int
+        self,
+        channel: RedisChannel,
+        steps_by_base: dict[str, ScriptSteps],
+        token: int,
+        stamp: int,
+        acks: ReplicaAcks | None,
     ) -> None:
         commands: list[tuple[str, Command]] = []
         for base, steps in steps_by_base.items():
@@ -121,4 +147,4 @@ class ClusterPlanWriter:
                 continue
             commands.append((base, partition_write_command(base, steps, token, stamp)))
         if commands:
-            channel.execute(commands)
+            channel.execute(commands, acks)

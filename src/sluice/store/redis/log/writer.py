@@ -1,9 +1,10 @@
 """The writer thread: writes frames and snapshots to Redis in the order of submission.
 
 A write without a reply is retried without limit: Redis knows a frame by its number and does not
-store it twice. Meanwhile nothing is acknowledged, and after a while the loop is notified, so that
-publishers get an error instead of waiting. A permanent error (the store has a new owner, Redis has
-lost confirmed frames) ends the thread, and with it the process.
+store it twice. The same holds for a frame that too few replicas have acknowledged
+(`redis.min_replicas`). Meanwhile nothing is acknowledged, and after a while the loop is notified,
+so that publishers get an error instead of waiting. A permanent error (the store has a new owner,
+Redis has lost confirmed frames) ends the thread, and with it the process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from sluice.errors import StoreFailed
 from sluice.store.redis.connection import RedisChannel
-from sluice.store.redis.errors import error_text, is_transient
+from sluice.store.redis.errors import TooFewReplicas, error_text, is_transient
 from sluice.store.redis.log.frame_losses import LossDetector
 from sluice.store.redis.log.write_plan import PlanWriter, WritePlan
 
@@ -91,6 +92,7 @@ class LogWriter:
         self._on_failure = on_failure
         self._on_stall = on_stall
         self._is_stalled = False
+        self.replica_timeouts = 0  # writes that replicas did not acknowledge in time
         # Number of the last write. It tells Redis which writes are done.
         self._write_number = _FIRST_WRITE_NUMBER
         self._stopping = threading.Event()
@@ -141,6 +143,8 @@ class LogWriter:
             except Exception as fault:
                 if not is_transient(fault):
                     raise
+                if isinstance(fault, TooFewReplicas):
+                    self.replica_timeouts += 1
                 now = time.monotonic()
                 if self._stopping.is_set() and now - started_at > self._wait_seconds:
                     raise StoreFailed(

@@ -19,8 +19,10 @@ from typing import Any
 from sluice.errors import StoreLocked
 from sluice.store.redis.connection import (
     Argument,
+    Command,
     RedisChannel,
     RedisServer,
+    ReplicaAcks,
     retry_while_disconnected,
     script_command,
 )
@@ -98,36 +100,57 @@ class StoreLease:
         response: list[Any] = channel.execute([(self._keys[0], command)])[0]
         return response
 
-    def renew(self, channel: RedisChannel) -> int:
-        """Renew the lease and return the last frame in Redis."""
+    def renew(self, channel: RedisChannel, acks: ReplicaAcks | None) -> tuple[int, int]:
+        """Renew the lease; return the last frame in Redis, and how many replicas have the lease.
+
+        Without `acks` the latter is 0.
+        """
         renewal = script_command(RENEW, self._keys, self.token, self._owner, self._milliseconds)
-        responses = channel.execute(
-            [(self._keys[0], renewal), (self._log, ["HGET", self._log, "frame"])],
-        )
-        return int(responses[1] or 0)
+        commands: list[tuple[str, Command]] = [
+            (self._keys[0], renewal),
+            (self._log, ["HGET", self._log, "frame"]),
+        ]
+        if acks is not None:
+            commands.append((self._log, acks.command()))
+        responses = channel.execute(commands)
+        return int(responses[1] or 0), 0 if acks is None else acks.count_in(responses[2])
 
     def release(self, channel: RedisChannel) -> None:
         channel.execute([(self._keys[0], script_command(RELEASE, self._keys, self.token))])
 
 
 class LeaseRenewer:
-    """The thread that renews the lease."""
+    """The thread that renews the lease.
+
+    It also follows a promotion by Sentinels, and reports in time when Redis has too few replicas:
+    `on_shortage` is called with the reason after `wait_seconds`, and with an empty string when
+    there are enough again.
+    """
 
     def __init__(
         self,
-        channel: RedisChannel,
+        server: RedisServer,
         lease: StoreLease,
         renew_seconds: float,
+        wait_seconds: float,
+        acks: ReplicaAcks | None,
         loss_detector: LossDetector,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
+        on_shortage: Callable[[str], None],
     ) -> None:
-        self._channel = channel
+        self._server = server
+        self._channel = server.open_channel()
         self._lease = lease
         self._renew_seconds = renew_seconds
+        self._wait_seconds = wait_seconds
+        self._acks = acks
         self._loss_detector = loss_detector
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
+        self._on_shortage = on_shortage
+        self._enough_at = time.monotonic()  # last time with enough replicas
+        self._is_short = False
         self._stopping = threading.Event()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-keeper", daemon=True)
 
@@ -150,20 +173,36 @@ class LeaseRenewer:
             try:
                 # Read first: Redis must have this frame or a later one.
                 confirmed = self._loss_detector.confirmed_frame
-                frame_in_redis = self._lease.renew(self._channel)
+                self._server.refresh()
+                frame_in_redis, replicas = self._lease.renew(self._channel, self._acks)
                 if frame_in_redis < confirmed:
-                    self._notify_failure(
-                        self._loss_detector.record_loss(frame_in_redis, self._channel)
-                    )
+                    loss = self._loss_detector.record_loss(frame_in_redis, self._channel)
+                    self._notify(self._on_failure, loss)
                     return
+                self._check_replicas(replicas)
             except Exception as fault:
                 if not is_transient(fault):
-                    self._notify_failure(self._loss_detector.to_store_error(fault, self._channel))
+                    error = self._loss_detector.to_store_error(fault, self._channel)
+                    self._notify(self._on_failure, error)
                     return
 
-    def _notify_failure(self, error: Exception) -> None:
+    def _check_replicas(self, replicas: int) -> None:
+        acks = self._acks
+        if acks is None:
+            return
+        now = time.monotonic()
+        if replicas >= acks.count:
+            self._enough_at = now
+            if self._is_short:
+                self._is_short = False
+                self._notify(self._on_shortage, "")
+        elif now - self._enough_at >= self._wait_seconds and not self._is_short:
+            self._is_short = True
+            self._notify(self._on_shortage, acks.shortage(replicas))
+
+    def _notify(self, callback: Callable[..., object], argument: object) -> None:
         try:
-            self._call_soon_threadsafe(self._on_failure, error)
+            self._call_soon_threadsafe(callback, argument)
         except RuntimeError:
             pass  # the loop is closed
 

@@ -65,10 +65,12 @@ class StoreStats:
     version: str = ""  # of Redis
     is_cluster: bool = False
     warnings: list[str] = field(default_factory=list)  # settings that risk data
+    replicas: int = 0  # connected to the master; in a Cluster, to the node that was asked
+    replica_timeouts: int = 0  # known to the broker only
 
 
 def read_store_stats(
-    url: str, prefix: str, answer_seconds: float = 5.0, tag: str = "log"
+    url: str, prefix: str, answer_seconds: float = 5.0, tag: str = "log", min_replicas: int = 0
 ) -> StoreStats:
     server = RedisServer(url, answer_seconds)
     try:
@@ -80,7 +82,8 @@ def read_store_stats(
             channel.close()
         stats.version = server_info["redis_version"]
         stats.is_cluster = server.is_cluster
-        stats.warnings = durability_warnings(server_info, server.read_config())
+        stats.replicas = int(server_info.get("connected_slaves", "0"))
+        stats.warnings = durability_warnings(server_info, server.read_config(), min_replicas)
         return stats
     finally:
         server.close()

@@ -1,8 +1,9 @@
 """Connections to Redis: commands are sent in one write, replies come back in order.
 
-redis-py connects to a server (URL, TLS, password, database) and knows the layout of a Cluster;
-hiredis packs commands and parses replies. A connection belongs to one thread. Nothing is retried
-here: only the caller knows whether a repetition is harmless.
+redis-py connects to a server and knows the layout of a Cluster; hiredis packs commands and parses
+replies. A connection belongs to one thread. Nothing is retried here: only the caller knows whether
+a repetition is harmless. A connection that meets a replica is closed, so that the next attempt asks
+again which server is the master.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any, Protocol, TypeVar
 
 import hiredis
 import redis
-from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
@@ -23,15 +22,13 @@ from redis.exceptions import (
     ResponseError,
     TimeoutError,
 )
-from redis.retry import Retry
 
-from sluice.errors import StoreError
-from sluice.store.redis.errors import is_transient
+from sluice.store.redis.connection.replica_acks import ReplicaAcks
+from sluice.store.redis.errors import is_replica, is_transient
 from sluice.store.redis.scripts import ALL_SCRIPTS, Script
 
 Argument = str | bytes | int
 Command = Sequence[Argument]
-MIN_VERSION = (6, 2)
 _Answer = TypeVar("_Answer")
 # The type stubs allow only commands of one word.
 _pack_command: Callable[[Any], bytes] = hiredis.pack_command
@@ -40,10 +37,13 @@ _pack_command: Callable[[Any], bytes] = hiredis.pack_command
 class RedisChannel(Protocol):
     """Access to all keys of a store, for one thread."""
 
-    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(
+        self, commands: Sequence[tuple[str, Command]], acks: ReplicaAcks | None = None
+    ) -> list[Any]:
         """Send commands, each with a key that selects the node, and return their replies.
 
-        If Redis refuses one, raise its error after all replies have arrived.
+        If Redis refuses one, raise its error after all replies have arrived. With `acks`, also wait
+        until replicas of each of the nodes have the writes, or raise `TooFewReplicas`.
         """
 
     def close(self) -> None: ...
@@ -60,18 +60,47 @@ def new_connection(pool: redis.ConnectionPool) -> Any:
     return pool.connection_class(**pool.connection_kwargs)
 
 
-class RedisConnection:
-    """One connection. `pool` describes the server; no connection is taken from it."""
+class NoMaster(ConnectionError):
+    """No Sentinel names the master. A start fails at once, a running broker waits."""
+
+
+class ConnectionSource(Protocol):
+    """Knows which server to connect to."""
+
+    @property
+    def epoch(self) -> int:
+        """A number that grows when another server is the master: older connections are closed."""
+
+    def connect(self) -> tuple[Any, int]:
+        """Return a new connection to the server, and the epoch of that server."""
+
+
+class FixedServer:
+    """The source of connections to one server. No connection is taken from `pool`."""
+
+    epoch = 0
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
+
+    def connect(self) -> tuple[Any, int]:
+        connection = new_connection(self._pool)
+        connection.connect()
+        return connection, self.epoch
+
+
+class RedisConnection:
+    def __init__(self, source: ConnectionSource) -> None:
+        self._source = source
+        self._epoch = 0  # of the source, when the connection was made
         self._connection: Any = None  # redis-py has few types
 
     def send(self, commands: Sequence[Command]) -> None:
+        if self._connection is not None and self._epoch != self._source.epoch:
+            self.close()
         connection = self._connection
         if connection is None:
-            connection = new_connection(self._pool)
-            connection.connect()
+            connection, self._epoch = self._source.connect()
             self._connection = connection
             for script in ALL_SCRIPTS:
                 connection.send_command("SCRIPT", "LOAD", script.source)
@@ -106,22 +135,32 @@ def raise_errors(responses: list[Any]) -> list[Any]:
 
 
 class SingleChannel:
-    def __init__(self, pool: redis.ConnectionPool) -> None:
-        self._connection = RedisConnection(pool)
+    def __init__(self, source: ConnectionSource) -> None:
+        self._connection = RedisConnection(source)
 
-    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(
+        self, commands: Sequence[tuple[str, Command]], acks: ReplicaAcks | None = None
+    ) -> list[Any]:
+        packed = [command for _, command in commands]
+        if acks is not None:
+            packed.append(acks.command())
         try:
-            self._connection.send([command for _, command in commands])
-            return raise_errors(self._connection.receive(len(commands)))
+            self._connection.send(packed)
+            responses = raise_errors(self._connection.receive(len(packed)))
         except NoScriptError:
             self._connection.close()  # a new connection loads the scripts
             raise
-        except ResponseError:
+        except ResponseError as refusal:
+            if is_replica(refusal):
+                self._connection.close()
             raise
         except BaseException:
             # A later request must not receive the replies of this one.
             self._connection.close()
             raise
+        if acks is not None:
+            acks.check(responses.pop())
+        return responses
 
     def close(self) -> None:
         self._connection.close()
@@ -138,9 +177,11 @@ class ClusterChannel:
         self._cluster = cluster
         self._connections: dict[str, RedisConnection] = {}
 
-    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(
+        self, commands: Sequence[tuple[str, Command]], acks: ReplicaAcks | None = None
+    ) -> list[Any]:
         try:
-            return raise_errors(self._execute_all(commands))
+            responses = raise_errors(self._execute_all(commands, acks))
         except ResponseError as refusal:
             if is_transient(refusal):
                 self._reset()
@@ -148,17 +189,27 @@ class ClusterChannel:
         except BaseException:
             self._reset()
             raise
+        for response in responses[len(commands) :]:
+            assert acks is not None
+            acks.check(response)
+        return responses[: len(commands)]
 
-    def _execute_all(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def _execute_all(
+        self, commands: Sequence[tuple[str, Command]], acks: ReplicaAcks | None
+    ) -> list[Any]:
+        """Return the replies to `commands`, then of each node the reply to `acks`."""
         indexes_by_node: dict[str, list[int]] = {}
         for nth, (key, _) in enumerate(commands):
             indexes_by_node.setdefault(self._node_of_key(key), []).append(nth)
+        waits = [] if acks is None else [acks.command()]
         for name, indexes in indexes_by_node.items():
-            self._connections[name].send([commands[nth][1] for nth in indexes])
+            self._connections[name].send([*(commands[nth][1] for nth in indexes), *waits])
         responses: list[Any] = [None] * len(commands)
         for name, indexes in indexes_by_node.items():
-            for nth, response in zip(indexes, self._connections[name].receive(len(indexes))):
+            received = self._connections[name].receive(len(indexes) + len(waits))
+            for nth, response in zip(indexes, received):
                 responses[nth] = response
+            responses += received[len(indexes) :]
         return responses
 
     def _node_of_key(self, key: str) -> str:
@@ -166,7 +217,7 @@ class ClusterChannel:
         name = str(node.name)
         if name not in self._connections:
             self._connections[name] = RedisConnection(
-                self._cluster.get_redis_connection(node).connection_pool
+                FixedServer(self._cluster.get_redis_connection(node).connection_pool)
             )
         return name
 
@@ -194,9 +245,11 @@ class RetryingChannel:
         self._channel = channel
         self._retry_seconds = retry_seconds
 
-    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(
+        self, commands: Sequence[tuple[str, Command]], acks: ReplicaAcks | None = None
+    ) -> list[Any]:
         return retry_while_disconnected(
-            partial(self._channel.execute, commands), self._retry_seconds
+            partial(self._channel.execute, commands, acks), self._retry_seconds
         )
 
     def close(self) -> None:
@@ -209,103 +262,13 @@ def retry_while_disconnected(request: Callable[[], _Answer], seconds: float) -> 
         try:
             return request()
         except (ConnectionError, TimeoutError) as fault:
-            if "connecting to" in str(fault) or isinstance(fault, AuthenticationError):
+            if "connecting to" in str(fault) or isinstance(fault, (AuthenticationError, NoMaster)):
                 raise  # no server, or a wrong password: waiting does not help
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
 
-class RedisServer:
-    """The server behind the URL: a single Redis or a Cluster."""
-
-    def __init__(self, url: str, answer_seconds: float) -> None:
-        self._url = url
-        self._options: dict[str, Any] = {
-            "socket_timeout": answer_seconds,
-            "socket_connect_timeout": answer_seconds,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        self._pool = redis.ConnectionPool.from_url(url, **self._options)
-        self.is_cluster = False
-        self.version: tuple[int, int] = (0, 0)
-
-    def detect(self) -> dict[str, str]:
-        """Find out the kind of server and return its INFO."""
-        client = redis.Redis(connection_pool=self._pool)
-        info: dict[str, Any] = client.info()
-        major, minor, *_ = (int(part) for part in str(info["redis_version"]).split("."))
-        self.version = (major, minor)
-        if self.version < MIN_VERSION:
-            raise StoreError(
-                f"Redis {info['redis_version']} is too old: it does not support XAUTOCLAIM",
-                "Use Redis 6.2 or later",
-            )
-        self.is_cluster = bool(info.get("cluster_enabled"))
-        self._pool.disconnect()
-        return {str(name): str(value) for name, value in info.items()}
-
-    def open_channel(self) -> RedisChannel:
-        """Return a new channel, for one thread."""
-        if self.is_cluster:
-            return ClusterChannel(RedisCluster.from_url(self._url, **self._options))
-        return SingleChannel(self._pool)
-
-    def read_config(self) -> dict[str, str]:
-        """Return the configuration of Redis, empty if a hosted Redis does not show it."""
-        client = redis.Redis(connection_pool=self._pool)
-        try:
-            found: dict[str, Any] = client.config_get("*")  # type: ignore[assignment]
-        except ResponseError:
-            return {}
-        return {str(name): str(value) for name, value in found.items()}
-
-    def close(self) -> None:
-        self._pool.disconnect()
-
-
 def script_command(script: Script, keys: Sequence[str], *arguments: Argument) -> list[Argument]:
     """Return the command that runs a script."""
     return ["EVALSHA", script.sha, len(keys), *keys, *arguments]
-
-
-def durability_warnings(server_info: dict[str, str], settings: dict[str, str]) -> list[str]:
-    """Return one sentence for each setting that can lose acknowledged messages."""
-    warnings: list[str] = []
-    if not settings:
-        warnings.append(
-            "Redis does not show its configuration (CONFIG is not allowed): "
-            "make sure that appendonly is yes and maxmemory-policy is noeviction"
-        )
-    if settings.get("appendonly", "yes") == "no":
-        warnings.append(
-            "Redis keeps no append-only file (appendonly no): "
-            "a restart of Redis loses acknowledged messages. "
-            "Set appendonly yes, and appendfsync always to lose nothing in a power cut"
-        )
-    elif settings.get("appendfsync", "always") != "always":
-        warnings.append(
-            f"Redis writes its append-only file with appendfsync {settings['appendfsync']}: "
-            "a power cut may lose messages acknowledged in the last second. "
-            "Set appendfsync always to lose nothing"
-        )
-    policy = settings.get("maxmemory-policy", "noeviction")
-    if policy != "noeviction" and settings.get("maxmemory", "0") != "0":
-        warnings.append(
-            f"Redis evicts keys when its memory is full (maxmemory-policy {policy}): "
-            "messages may be lost. Set maxmemory-policy noeviction"
-        )
-    replicas = int(server_info.get("connected_slaves", "0"))
-    if replicas and settings.get("min-replicas-to-write", "") == "0":
-        warnings.append(
-            f"Redis has replicas ({replicas}) and does not wait for them "
-            "(min-replicas-to-write 0): a failover to a replica that is behind loses "
-            "acknowledged messages. "
-            "Set min-replicas-to-write and min-replicas-max-lag"
-        )
-    if server_info.get("role") == "slave":
-        warnings.append(
-            "This Redis is a replica and accepts no writes. Use the address of its master"
-        )
-    return warnings
