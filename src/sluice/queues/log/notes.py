@@ -79,6 +79,8 @@ PURGED: Final = 3
 CANCELLED: Final = 4
 OUTCOMES: Final = 5  # how many there are
 
+MAX_MILLISECONDS: Final = 1 << 60  # of a time: a float of more may be rounded to 2^63
+
 
 class NoteReader:
     """Reads the fields of a note in the order in which they were written."""
@@ -94,7 +96,11 @@ class NoteReader:
         return value
 
     def read_seconds(self) -> float:
-        return float(self.read_int()) / 1000.0
+        """Read a time or a duration; raise ValueError if `write_seconds` could not write it."""
+        milliseconds = self.read_int()
+        if milliseconds < -MAX_MILLISECONDS or milliseconds > MAX_MILLISECONDS:
+            raise ValueError(f"a time of {milliseconds} ms")
+        return float(milliseconds) / 1000.0
 
     def read_count(self, maximum: i64) -> i64:
         """Read a number of repetitions; raise ValueError if it is implausible."""
