@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("banned-words.txt")
 EXEMPT = {"GLOSSARY.md", "scripts/banned-words.txt", "CHANGELOG.md"}
 TEXT_SUFFIXES = {".md", ".js", ".html", ".css", ".proto", ".toml", ".service"}
-WRAPPED_SUFFIXES = {".md", ".js", ".css"}  # ruff checks the lines of Python
+SCRIPT_SUFFIXES = {"", ".sh", ".yml"}  # only their lines are measured; ruff does so for Python
+# A line of a table or with a long word, or one quoted string, cannot be wrapped.
+UNBREAKABLE = re.compile(r"\S{60}|^\s*\||^\s*\"[^\"]*\",?$")
 ALLOWED = "words: allowed"
 MAX_LINE = 100
 
@@ -90,12 +92,17 @@ def check_text(path: Path, prose: list[Rule]) -> Iterator[tuple[int, str]]:
             continue
         for fault in check_prose(line, prose):
             yield row, fault
-        if (
-            path.suffix in WRAPPED_SUFFIXES
-            and len(line) > MAX_LINE
-            and not re.search(r"\S{60}|^\s*\|", line)
-        ):
-            yield row, f"{len(line)} characters: wrap lines at {MAX_LINE}"
+        yield from check_length(row, line)
+
+
+def check_length(row: int, line: str) -> Iterator[tuple[int, str]]:
+    if len(line) > MAX_LINE and not UNBREAKABLE.search(line):
+        yield row, f"{len(line)} characters: wrap lines at {MAX_LINE}"
+
+
+def check_script(path: Path) -> Iterator[tuple[int, str]]:
+    for row, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        yield from check_length(row, line)
 
 
 def main(arguments: list[str]) -> int:
@@ -117,6 +124,8 @@ def main(arguments: list[str]) -> int:
             found = check_python(path, prose, identifiers)
         elif path.suffix in TEXT_SUFFIXES:
             found = check_text(path, prose)
+        elif path.suffix in SCRIPT_SUFFIXES:
+            found = check_script(path)
         for row, fault in found:
             print(f"{name}:{row}: {fault}")
             faults += 1

@@ -17,7 +17,7 @@ SOURCES = ROOT / "src/sluice"
 READMES = sorted(SOURCES.glob("*/README.md"))
 PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *READMES]
 
-# `queues/log/notes`, `flow/dispatch.share_blocked`, `model/`, `queues/model/cursor.py`
+# `queues/log/notes`, `flow/dispatch.dispatch_cursor`, `model/`, `queues/model/cursor.py`
 PATH = re.compile(r"`((?:[a-z_0-9]+/)+)([a-z_0-9]+)?(\.py|\.\w+)?`")
 
 

@@ -132,7 +132,7 @@ class BinaryColumn:
         self._validity.add(True)
 
     def add_generated_id(self, pid: i64, seq: i64) -> None:
-        """Append the id of a message without one, as `names.message_id` computes it."""
+        """Append the id of a message without one, as `names.format_message_id` does."""
         write_hex(self._data, pid)
         self._data.append(0x2D)
         write_hex(self._data, seq)
@@ -606,7 +606,7 @@ def parse_number(data: bytes, at: i64, end: i64) -> i64:
 
 
 def parse_time(data: bytes, at: i64, end: i64) -> i64:
-    """Parse a time as `dead_letters.iso_time` writes it.
+    """Parse a time as `dead_letters.format_iso_time` writes it.
 
     Returns microseconds since 1970, or -1 for anything else.
     """

@@ -4,7 +4,7 @@ The messages of all partitions are interleaved in one log. Reading one partition
 touches each page once per partition; reading them merged passes over the log once. Compiled,
 because it runs for every message. The module knows places and no message bytes.
 
-    a place           i64 seq, i64 address, i32 size              from `queues/batches.collect`
+    a place           i64 seq, i64 address, i32 size              from `collect_locations`
     a merged place    i64 seq, i64 address, i32 size, i32 part    the same with its partition
 
 The messages of one part keep their own order, wherever they are stored.

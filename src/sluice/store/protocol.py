@@ -180,7 +180,7 @@ class RecoveryLoader(Protocol):
     """Receives the stored state in recovery: one snapshot or none, then rows, then records."""
 
     def load_snapshot(self, snapshot: bytes) -> None:
-        """Load the state of the queues between two frames, as `Engine.snapshot` wrote it."""
+        """Load the state between two frames, as `queues/recovery/snapshot.py` wrote it."""
 
     def load_rows(self, rows: bytes) -> None:
         """Load messages of frames before the snapshot, oldest segment first.
@@ -239,10 +239,10 @@ class Store(Protocol):
     def snapshot(
         self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
     ) -> None:
-        """Persist `state` and then delete the segments in `free`.
+        """Persist `state` and then delete `freed_segments`.
 
         `state` covers every frame up to `begin_snapshot` (without that call, up to now). At that
-        time no message in the segments of `free` was live. The order matters: a settled message
+        time no message in `freed_segments` was live. The order matters: a settled message
         must not come back because its note was deleted. The state comes in pieces, because joining
         a hundred megabytes would block the loop for too long; recovery receives it as one value.
         """

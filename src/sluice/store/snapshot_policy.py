@@ -5,8 +5,8 @@ snapshot. So a snapshot is due as soon as a segment is full. But a snapshot of m
 values takes a tenth of a second and tens of megabytes; writing it for each segment would be a large
 part of the broker's work. So a large snapshot is due after a multiple of its own size. The log that
 a start reads then grows with the amount of state, and snapshots never take more than a fixed share
-of all writes. (An empty segment is a reason for a snapshot at any time: see
-`queues/commit_loop.py`.)
+of all writes. (A segment without live records is a reason for a snapshot at any time: see
+`queues/commit_loop/housekeeping.py`.)
 """
 
 from __future__ import annotations

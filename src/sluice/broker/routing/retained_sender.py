@@ -131,7 +131,7 @@ class RetainedSender(RetainedLookup):
     def _must_wait(self) -> bool:
         """Return whether the client must read or acknowledge first.
 
-        `Session.resume_sending` then calls `resume`.
+        `OutboundQos.resume_sending` then calls `resume`.
         """
         session = self._session
         connection = session.connection

@@ -86,7 +86,7 @@ class Delivery:
 class DeliveryPool:
     """Reuse plain deliveries: allocating one is a fourteenth of the cost of a plain message.
 
-    Only deliveries without other references may be released: see `Session.on_puback`.
+    Only deliveries without other references may be released: see `OutboundQos.on_puback`.
     """
 
     def __init__(self) -> None:

@@ -185,7 +185,7 @@ class OutboundQos(Publisher):
     def _send_committed_qos2(self, delivery: Delivery, connection: ConnectionPort | None) -> None:
         """Send a QoS 2 delivery whose packet id is stored.
 
-        Without a connection, `attach` resends it.
+        Without a connection, `begin_connection` of the next one resends it.
         """
         delivery.is_committing = False
         packet_id = delivery.packet_id

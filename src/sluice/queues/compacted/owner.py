@@ -13,7 +13,7 @@ with writes while there is a subscriber, and is dropped with the first write wit
 may contain deleted values: the sequence of the row tells.
 
 A key is identified by 64 bits of BLAKE2b. The hash is also in the header of the record, so that
-recovery reads no bodies (`key_index.hash_key`).
+recovery reads no bodies (`last_values.hash_key`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TARGET_GROUP: Final = 9  # pid, seq, gid: the next message is for one group only
 # qid, reason; if it ended a delivery: gid, 1 if by a nack, 1 if it was a redelivery. For counters
 DEAD_LETTERED: Final = 10
 DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new events: released, not a failure
-# application, number, rows, time: a batch whose messages are in the same frame (`bulk_ops`)
+# application, number, rows, time: a batch whose messages are in the same frame
 BATCH_COMMITTED: Final = 12
 # gid, pid, position of a bulk reader; if it starts there, the end of the lost range, else -1
 # (`lost_ranges`)

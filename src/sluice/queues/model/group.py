@@ -1,7 +1,7 @@
 """A consumer group: its cursors, one per partition, and its members, which share the partitions.
 
 A member is a `Consumer`; the broker derives from it. The group assigns partitions and keeps the
-indexes of leases; `flow.dispatch` decides what is delivered.
+indexes of leases; `flow/delivery/dispatch` decides what is delivered.
 """
 
 from __future__ import annotations

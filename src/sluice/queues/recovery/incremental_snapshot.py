@@ -2,9 +2,9 @@
 
 Queues, groups and settlements are few and change all the time: they are written at once. Last
 values are many and rarely change. They are written in steps, or preserved before they change:
-owners of exclusive queues are written (`Owners.save`); for shared queues, the shards of the key
-index (`last_values`) and the addresses of blocks (`AddressSnapshot`) are copied, which is faster
-than writing them.
+owners of exclusive queues are written (`Owners.save_owner`); for shared queues, the shards of the
+key index (`last_values`) and the addresses of blocks (`AddressSnapshot`) are copied, which is
+faster than writing them.
 """
 
 from __future__ import annotations

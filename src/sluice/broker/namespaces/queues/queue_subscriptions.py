@@ -7,7 +7,7 @@ The engine decides which messages a member gets.
 A client may consume thousands of queues. Joining, pausing, resuming and leaving many of them runs
 in slices over several turns (`SlicedTask`). The SUBACK is sent after all queues are joined. A
 consumer that has yet to leave its group gets nothing more (prefetch 0) and is no longer in
-`Session.queue_consumers`.
+`QueueMemberships.consumers`.
 """
 
 from __future__ import annotations
