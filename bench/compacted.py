@@ -135,13 +135,15 @@ def shared(keys: int, size: int) -> None:
         config = read_config(
             {"type": "compacted", "limits": {"max_queue_depth": 100_000_000}}, "prices"
         )
-        queue = harness.engine.create_queue(config.rules(), config.as_json())
+        queue = harness.engine.lifecycle.create_queue(config.rules(), config.as_json())
         before = memory()
         for name, writes in (("every key once", keys), ("a tenth of them, over and over", keys)):
             started = time.process_time()
             for number in range(writes):
                 key = number if name == "every key once" else 10 * draw.randrange(keys // 10)
-                harness.engine.publish(queue, Message(payload, b"", b"key/%d" % key), None, 0)
+                harness.engine.publishing.publish(
+                    queue, Message(payload, b"", b"key/%d" % key), None, 0
+                )
                 if number % BLOCK == 0:
                     harness.broker.turn.begin()
                     harness.broker.turn.schedule_flush()
@@ -233,7 +235,7 @@ def main() -> None:
             return f"$queue/bench/{draw.randrange(QUEUES)}"
 
         for number in range(QUEUES):
-            work.engine.get_or_create_queue(f"bench/{number}")
+            work.engine.lifecycle.get_or_create_queue(f"bench/{number}")
         handler = harness.exclusive_handler
         for _ in range(args.writes // BLOCK):
             handler.max_batched = 1

@@ -284,7 +284,7 @@ def measure(
     draw = random.Random(2)
     payload = draw.randbytes(size)
     for nth in range(queues):
-        harness.engine.get_or_create_queue(f"bench/{nth}")
+        harness.engine.lifecycle.get_or_create_queue(f"bench/{nth}")
     topics = [f"$queue/bench/{nth}" for nth in range(spread)]
     keys = max(1, KEYS // spread)  # of each queue: the more queues, the fewer keys per queue
     consumers = [

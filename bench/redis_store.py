@@ -162,9 +162,11 @@ class StoreBench:
         if isinstance(self.store, RedisStore):
             self.store.start_views()
             self._look()
-        self.queue = self.engine.get_or_create_queue("q")
+        self.queue = self.engine.lifecycle.get_or_create_queue("q")
         self.eater = NullConsumer()
-        self.engine.join(self.queue, self.engine.get_or_create_group(self.queue, "g"), self.eater)
+        self.engine.dispatch.join(
+            self.engine.lifecycle.get_or_create_group(self.queue, "g"), self.eater
+        )
 
     def _look(self) -> None:
         """Do the work as the broker does: pending lists, counters, trimming."""
@@ -183,14 +185,14 @@ class StoreBench:
         for _ in range(count // batch):
             self.runner.begin_turn()
             for nth in range(batch):
-                self.engine.publish(self.queue, Message(BODY), author, nth)
+                self.engine.publishing.publish(self.queue, Message(BODY), author, nth)
             self.eater.wanted = batch
             self.eater.has_all.clear()
             await self.wait_committed()
             await self.eater.has_all.wait()
             got, self.eater.got = self.eater.got, []
             for lease in got:
-                self.engine.ack(lease)
+                self.engine.settlement.ack(lease)
             await self.wait_committed()
 
 

@@ -196,7 +196,7 @@ async def test_store_refusal_comes_first_and_neither_ends_the_other(
 
     def refusal() -> type[Exception] | None:
         try:
-            engine.check_store_available()
+            engine.publishing.check_store_available()
         except NoRoom as error:
             return type(error)
         return None

@@ -326,28 +326,30 @@ class Worker(Consumer):
 
     def _find(self, delivery: Delivery) -> Lease:
         assert self.group is not None
-        return self.under_test.engine.find_lease(
+        return self.under_test.engine.lease_lookup.find_lease(
             self.group, delivery.name, delivery.token, self.client
         )
 
     def ack(self, delivery: Delivery) -> None:
-        self.under_test.engine.ack(self._find(delivery))
+        self.under_test.engine.settlement.ack(self._find(delivery))
         self.under_test.run_until_idle()
 
     def nack(self, delivery: Delivery, delay: float = -1.0, description: str = "") -> None:
-        self.under_test.engine.nack(self._find(delivery), delay, description)
+        self.under_test.engine.settlement.nack(self._find(delivery), delay, description)
         self.under_test.run_until_idle()
 
     def reject(self, delivery: Delivery, reason: str = "rejected", description: str = "") -> None:
-        self.under_test.engine.dead_letter(self._find(delivery), reason, description)
+        self.under_test.engine.settlement.dead_letter(
+            self._find(delivery), reason, description, True
+        )
         self.under_test.run_until_idle()
 
     def release(self, delivery: Delivery) -> None:
-        self.under_test.engine.release(self._find(delivery))
+        self.under_test.engine.settlement.release(self._find(delivery))
         self.under_test.run_until_idle()
 
     def extend(self, delivery: Delivery) -> None:
-        self.under_test.engine.extend(self._find(delivery))
+        self.under_test.engine.settlement.extend(self._find(delivery))
         self.under_test.run_until_idle()
 
     def ack_all(self) -> list[bytes]:
@@ -359,10 +361,10 @@ class Worker(Consumer):
                 return done
             for delivery in deliveries:
                 done.append(delivery.payload)
-                self.under_test.engine.ack(self._find(delivery))
+                self.under_test.engine.settlement.ack(self._find(delivery))
 
     def leave(self) -> None:
-        self.under_test.engine.leave(self)
+        self.under_test.engine.dispatch.leave(self)
         self.under_test.run_until_idle()
 
 
@@ -513,29 +515,31 @@ class EngineUnderTest:
     def queue(self, name: str = "tasks", **settings: Any) -> Queue:
         if settings:
             self.settings_of[name] = settings
-        queue = self.engine.get_or_create_queue(name)
+        queue = self.engine.lifecycle.get_or_create_queue(name)
         self.run_until_idle()
         return queue
 
     def reconfigure(self, name: str = "tasks", **settings: Any) -> None:
-        queue = self.engine.get_queue(name)
+        queue = self.engine.lifecycle.get_queue(name)
         config = {**json.loads(queue.config_json), **settings}
         self.engine.now = self.loop.now
-        self.engine.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
+        self.engine.lifecycle.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
         self.run_until_idle()
 
     def group(self, name: str = "workers", queue: str = "tasks", start: str = "earliest") -> Group:
-        target = self.engine.get_or_create_queue(queue)
+        target = self.engine.lifecycle.get_or_create_queue(queue)
         self.engine.now = self.loop.now
         group = target.groups.get(name)
         if group is None:
-            group = self.engine.get_or_create_group(target, name, resolve_start(target, start))
+            group = self.engine.lifecycle.get_or_create_group(
+                target, name, resolve_start(target, start)
+            )
         self.run_until_idle()
         return group
 
     def seek(self, start: str, name: str = "workers", queue: str = "tasks") -> None:
-        target = self.engine.get_queue(queue)
-        self.engine.seek_group(target.groups[name], resolve_start(target, start))
+        target = self.engine.lifecycle.get_queue(queue)
+        self.engine.lifecycle.seek_group(target.groups[name], resolve_start(target, start))
         self.run_until_idle()
 
     # ---- publishing
@@ -576,8 +580,8 @@ class EngineUnderTest:
         if ttl:
             message.expires = int(self.loop.now + ttl)
         self._tag += 1
-        self.engine.publish(
-            self.engine.get_or_create_queue(queue), message, self.publisher, self._tag
+        self.engine.publishing.publish(
+            self.engine.lifecycle.get_or_create_queue(queue), message, self.publisher, self._tag
         )
         return self._tag
 
@@ -598,7 +602,7 @@ class EngineUnderTest:
         worker = Worker(self, client or f"worker-{self._workers}", prefetch, priority, exclusive)
         target = self.group(group, queue, start)
         self.engine.now = self.loop.now
-        self.engine.join(target.queue, target, worker)
+        self.engine.dispatch.join(target, worker)
         self.run_until_idle()
         return worker
 

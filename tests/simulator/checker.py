@@ -307,7 +307,7 @@ class Checker(Environment):
             self.failed(number, 0.0, int(held.lease.attempt), is_by_consumer=False)
             self.returned(number)
         consumer.holds = {}
-        self.engine.leave(consumer)
+        self.engine.dispatch.leave(consumer)
 
     def drain(self) -> None:
         """Stop all faults and settle everything: nothing may be left."""
@@ -327,7 +327,7 @@ class Checker(Environment):
                 self.clients += 1
                 consumer = SimulatedConsumer(self, f"good{self.clients}", 1000, 0)
                 self.consumers.append(consumer)
-                self.engine.join(queue, group, consumer)
+                self.engine.dispatch.join(group, consumer)
         idle_rounds = 300
         while idle_rounds > 0:
             self.commit_loop.end_turn()
@@ -336,7 +336,7 @@ class Checker(Environment):
             for consumer in self.consumers:
                 for held in list(consumer.holds.values()):
                     busy = True
-                    self.engine.ack(held.lease)
+                    self.engine.settlement.ack(held.lease)
                     self.acked(held.number)
                     self.returned(held.number)
                     consumer.holds.pop(held.number)

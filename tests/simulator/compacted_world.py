@@ -352,12 +352,12 @@ class CompactedWorld:
             self._count("purges")
 
     def publish(self) -> None:
-        queue = self.engine.get_or_create_queue(SHARED)
+        queue = self.engine.lifecycle.get_or_create_queue(SHARED)
         key = self.rng.choice(KEYS)
         value = self._value()
         partition = queue.partitions[0]
         before = int(partition.next_seq)
-        self.engine.publish(queue, Message(value, b"", key), None, 0)
+        self.engine.publishing.publish(queue, Message(value, b"", key), None, 0)
         model = self.model[SHARED]
         if value:
             model.put(key, before, value, self.loop.now)
@@ -377,15 +377,15 @@ class CompactedWorld:
 
     def _join(self, consumer: SharedConsumer, group: str) -> None:
         """Add a consumer; a new group has all stored values before it."""
-        queue = self.engine.get_or_create_queue(SHARED)
+        queue = self.engine.lifecycle.get_or_create_queue(SHARED)
         model = self.model[SHARED]
         model.groups.setdefault(group, {seq for seq, _, _ in model.last.values()})
-        self.engine.join(queue, self.engine.get_or_create_group(queue, group), consumer)
+        self.engine.dispatch.join(self.engine.lifecycle.get_or_create_group(queue, group), consumer)
 
     def leave(self) -> None:
         if self.consumers:
             consumer = self.consumers.pop(self.rng.randrange(len(self.consumers)))
-            self.engine.leave(consumer)
+            self.engine.dispatch.leave(consumer)
             self._log_step(f"{consumer.client} parts")
 
     def seek_group(self) -> None:
@@ -394,7 +394,7 @@ class CompactedWorld:
             group = self.rng.choice(list(queue.groups.values()))
             start_sequence = self.rng.randrange(int(queue.partitions[0].next_seq) + 2)
             self._log_step(f"{group.name} seeks to {start_sequence}")
-            self.engine.seek_group(group, [start_sequence])
+            self.engine.lifecycle.seek_group(group, [start_sequence])
             model = self.model[SHARED]
             model.groups[group.name] = {
                 seq for seq, _, _ in model.last.values() if seq >= start_sequence
@@ -406,7 +406,7 @@ class CompactedWorld:
         if queue is not None and queue.groups:
             group = self.rng.choice(list(queue.groups.values()))
             self._log_step(f"group {group.name} is deleted")
-            self.engine.delete_group(group)
+            self.engine.lifecycle.delete_group(group)
             del self.model[SHARED].groups[group.name]
             self.consumers = [one for one in self.consumers if one.group is not None]
             self._count("groups dropped")
@@ -422,14 +422,14 @@ class CompactedWorld:
         if what == "ack":
             self._settle(lease)
         elif what == "nack":
-            self.engine.nack(lease, 1.0, "")
+            self.engine.settlement.nack(lease, 1.0, "")
         else:
-            self.engine.release(lease)
+            self.engine.settlement.release(lease)
         self._count("settled")
 
     def _settle(self, lease: Lease) -> None:
         self.model[SHARED].groups[lease.cursor.group.name].discard(int(lease.seq))
-        self.engine.ack(lease)
+        self.engine.settlement.ack(lease)
 
     def pass_time(self) -> None:
         self._advance(self.rng.choice((0.01, 0.1, 1.0, 5.0, 60.0, 700.0)))

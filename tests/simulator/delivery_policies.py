@@ -96,7 +96,7 @@ class DeliveryPolicies:
         self._reconfigure(engine, queue, config)
 
     def _reconfigure(self, engine: Engine, queue: Queue, config: dict[str, object]) -> None:
-        engine.reconfigure_queue(queue, rules_of(queue.name, config), json.dumps(config))
+        engine.lifecycle.reconfigure_queue(queue, rules_of(queue.name, config), json.dumps(config))
         for group in queue.groups.values():
             self._bucket(group)
 

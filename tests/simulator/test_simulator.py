@@ -84,7 +84,7 @@ def plain_world(request: pytest.FixtureRequest) -> Callable[..., World]:
     def make(**settings: Any) -> World:
         world = World(request.param, **{**PLAIN, **settings})
         world.engine.now = world.loop.now
-        world.make_group(world.engine.get_or_create_queue("one"), "red", None)
+        world.make_group(world.engine.lifecycle.get_or_create_queue("one"), "red", None)
         publish(world)
         return world
 
@@ -129,7 +129,7 @@ def fail(world: World, lease: Lease, delay: float) -> None:
     number = number_of(lease)
     (consumer,) = world.consumers
     del consumer.holds[number]
-    world.engine.nack(lease, delay, "")
+    world.engine.settlement.nack(lease, delay, "")
     world.failed(number, delay, int(lease.attempt))
     world.returned(number)
 
@@ -149,7 +149,7 @@ def test_checker_reports_nothing_without_a_planted_fault(plain_world: PlainWorld
 def test_checker_detects_a_lost_message(plain_world: PlainWorld) -> None:
     world = plain_world()
     (pair,) = world.oracle.pairs.values()
-    world.engine.remove_for_all_groups(
+    world.engine.removal.remove_for_all_groups(
         world.engine.partitions[pair.location[0]], pair.location[1], PURGED
     )
     with pytest.raises(Violation, match="without a reason"):

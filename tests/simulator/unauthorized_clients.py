@@ -72,7 +72,7 @@ class UnauthorizedClients:
             ]
         for token in tokens:
             try:
-                engine.find_lease(group, held.name, token, UNKNOWN_CLIENT)
+                engine.lease_lookup.find_lease(group, held.name, token, UNKNOWN_CLIENT)
             except (StaleDelivery, UnknownDelivery):
                 continue
             return f"a client that does not hold it may settle it with token {token.counter}"
@@ -83,7 +83,7 @@ class UnauthorizedClients:
     ) -> str:
         """Try forged tokens of previous runs, which never count."""
         name = format_message_id(*held.number[1:])
-        if held.number in self._oracle.in_flight and engine.ack_late(
+        if held.number in self._oracle.in_flight and engine.lease_lookup.ack_late(
             group, name, NO_TOKEN, UNKNOWN_CLIENT
         ):
             return "a client of a previous run may ack a message that another client holds"
@@ -91,9 +91,9 @@ class UnauthorizedClients:
         for client in (UNKNOWN_CLIENT, held.client):
             for tag in (held.token.tag, other.token.tag, 0):
                 old = DeliveryToken(held.token.counter - LONG_AGO, run, tag)
-                if engine.ack_late(group, name, old, client):
+                if engine.lease_lookup.ack_late(group, name, old, client):
                     return f"{client} may ack with a token that no run has issued"
-                if engine.reclaim_lease(group, name, old, client) is not None:
+                if engine.lease_lookup.reclaim_lease(group, name, old, client) is not None:
                     return f"{client} may reclaim a message with a token that no run has issued"
         return ""
 

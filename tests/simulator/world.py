@@ -41,7 +41,7 @@ class World(Checker):
         rng = self.rng
         name = rng.choice(("one", "one", "two"))
         if name not in self.engine.queues:
-            self.engine.get_or_create_queue(name)
+            self.engine.lifecycle.get_or_create_queue(name)
             self._log_step(f"queue {name} is created")
         self.serial += 1
         key = rng.choice(KEYS)
@@ -78,7 +78,7 @@ class World(Checker):
         self.by_tag[tag] = sent
         sent.frame = self.oracle.frame
         try:
-            self.engine.publish(existing, message, self.publisher, tag)
+            self.engine.publishing.publish(existing, message, self.publisher, tag)
         except QueueFull:
             del self.by_tag[tag]
             if not was_full:
@@ -156,9 +156,9 @@ class World(Checker):
         name = format_message_id(pid, seq)
         if what == "ack":
             lease = None
-            counted = self.engine.ack_late(group, name, held.token, held.client)
+            counted = self.engine.lease_lookup.ack_late(group, name, held.token, held.client)
         else:
-            lease = self.engine.reclaim_lease(group, name, held.token, held.client)
+            lease = self.engine.lease_lookup.reclaim_lease(group, name, held.token, held.client)
             counted = lease is not None
         if counted and number in self.oracle.in_flight:
             raise Violation(f"{number} has another holder, and an old token settles it")
@@ -171,18 +171,18 @@ class World(Checker):
         try:
             if what == "nack":
                 delay = self.rng.choice((-1.0, 0.0, 3.0))
-                self.engine.nack(lease, delay, "no luck")
+                self.engine.settlement.nack(lease, delay, "no luck")
                 if was_leased:
                     self.failed(number, delay, int(lease.attempt), was_delivered=False)
             elif what == "reject":
-                self.engine.dead_letter(lease, "rejected", "no good")
+                self.engine.settlement.dead_letter(lease, "rejected", "no good", True)
                 self.schedule.rejected.add(number)
             elif what == "extend":
-                self.engine.extend(lease)
+                self.engine.settlement.extend(lease)
                 self.schedule.reclaim(self.oracle.pairs[number], self.oracle.frame)
                 self.previous_run.append((held, sent))
             else:
-                self.engine.release(lease)
+                self.engine.settlement.release(lease)
         except StaleDelivery:
             if was_leased:
                 raise
@@ -195,7 +195,7 @@ class World(Checker):
         what = self.rng.choice(("ack",) * 6 + ("nack", "nack", "reject", "extend", "release"))
         owner = self.oracle.in_flight.get(held.number)
         try:
-            lease = self.engine.find_lease(group, held.name, held.token, held.client)
+            lease = self.engine.lease_lookup.find_lease(group, held.name, held.token, held.client)
         except (StaleDelivery, UnknownDelivery):
             if not late:
                 raise Violation(f"{consumer} has {held.number} and may not settle it") from None
@@ -212,22 +212,22 @@ class World(Checker):
         try:
             self._log_step(f"{held.client} {what} {number} late={late}")
             if what == "ack":
-                self.engine.ack(lease)
+                self.engine.settlement.ack(lease)
                 self.acked(number)
             elif what == "nack":
                 delay = self.rng.choice((-1.0, -1.0, 0.0, 3.0))
-                self.engine.nack(lease, delay, "no luck")
+                self.engine.settlement.nack(lease, delay, "no luck")
                 self.failed(number, delay, int(lease.attempt))
             elif what == "reject":
-                self.engine.dead_letter(
-                    lease, self.rng.choice(("rejected", "unacceptable")), "no good"
+                self.engine.settlement.dead_letter(
+                    lease, self.rng.choice(("rejected", "unacceptable")), "no good", True
                 )
                 self.schedule.rejected.add(number)
             elif what == "extend":
-                self.engine.extend(lease)
+                self.engine.settlement.extend(lease)
                 self.schedule.extended(number)
             else:
-                self.engine.release(lease)
+                self.engine.settlement.release(lease)
         except StaleDelivery:
             if is_leased:
                 raise
@@ -243,7 +243,7 @@ class World(Checker):
         if len(self.consumers) > 8:
             return
         name = self.rng.choice(("one", "one", "two"))
-        queue = self.engine.get_or_create_queue(name)
+        queue = self.engine.lifecycle.get_or_create_queue(name)
         group = self._group(queue, self.rng.choice(GROUPS[: 1 + self.seed % 3]))
         self.clients += 1
         priority = self.rng.choice((0, 0, 0, 0, 1))
@@ -254,7 +254,7 @@ class World(Checker):
     ) -> SimulatedConsumer:
         consumer = SimulatedConsumer(self, f"c{self.clients}", prefetch, priority)
         self.consumers.append(consumer)
-        self.engine.join(queue, group, consumer)
+        self.engine.dispatch.join(group, consumer)
         self._log_step(f"{consumer} joins {group.name} of {queue.name}")
         return consumer
 
@@ -274,7 +274,7 @@ class World(Checker):
 
     def make_group(self, queue: Queue, name: str, start_sequences: list[int] | None) -> Group:
         waiting = self._waiting_for_anyone(queue)
-        group = self.engine.get_or_create_group(queue, name, start_sequences)
+        group = self.engine.lifecycle.get_or_create_group(queue, name, start_sequences)
         self.group_frames[int(group.gid)] = (self.oracle.frame, "created")
         self.gids_of.setdefault((queue.name, name), set()).add(int(group.gid))
         for partition, cursor in zip(queue.partitions, group.cursors):
@@ -302,15 +302,15 @@ class World(Checker):
             consumer = self.rng.choice(self.consumers)
             consumer.is_connected = not consumer.is_connected
             if consumer.is_connected:
-                self.engine.resume(consumer)
+                self.engine.dispatch.set_paused(consumer, False)
             else:
-                self.engine.pause(consumer)
+                self.engine.dispatch.set_paused(consumer, True)
             self._log_step(f"{consumer} is connected: {consumer.is_connected}")
 
     def change_prefetch(self) -> None:
         if self.consumers:
             consumer = self.rng.choice(self.consumers)
-            self.engine.set_prefetch(consumer, self.rng.choice((0, 1, 5, 50)))
+            self.engine.dispatch.set_prefetch(consumer, self.rng.choice((0, 1, 5, 50)))
 
     def reconfigure(self) -> None:
         if not self.engine.queues:
@@ -345,7 +345,7 @@ class World(Checker):
             config[what] = self.rng.choice((0, 3, 10))
         else:
             config[what] = self.rng.choice((0.0, 60.0))
-        self.engine.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
+        self.engine.lifecycle.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
         self.retention.rules_changed(name)
         self._log_step(f"{name}: {what} is {config[what]}")
         self._count("reconfigured")
@@ -358,7 +358,7 @@ class World(Checker):
         config = json.loads(queue.config_json)
         config["ordering"] = self.rng.choice((ANY_ORDER, PER_KEY))
         config["batch_size"] = self.rng.choice((2, 4))
-        self.engine.reconfigure_queue(queue, rules_of("one", config), json.dumps(config))
+        self.engine.lifecycle.reconfigure_queue(queue, rules_of("one", config), json.dumps(config))
         self._count("orders changed")
 
     def seek(self) -> None:
@@ -371,7 +371,7 @@ class World(Checker):
         ]
         self._log_step(f"{group.name} of {queue.name} seeks {start_sequences}")
         self.is_ending_groups = True
-        self.engine.seek_group(group, start_sequences)
+        self.engine.lifecycle.seek_group(group, start_sequences)
         self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
@@ -414,7 +414,7 @@ class World(Checker):
         gid = int(group.gid)
         self._log_step(f"group {group.name} of {queue.name} ({gid}) is deleted")
         self.is_ending_groups = True
-        self.engine.delete_group(group)
+        self.engine.lifecycle.delete_group(group)
         self.is_ending_groups = False
         self._count("groups dropped")
         self._forget_group(gid)
@@ -435,7 +435,7 @@ class World(Checker):
         gids = [int(group.gid) for group in queue.groups.values()]
         self._log_step(f"queue {queue.name} is deleted")
         self.is_ending_groups = True
-        self.engine.delete_queue(queue)
+        self.engine.lifecycle.delete_queue(queue)
         self.is_ending_groups = False
         self._count("queues deleted")
         for gid in gids:
@@ -453,7 +453,7 @@ class World(Checker):
         self.has_touched_dead_letters = self.has_touched_dead_letters or queue.name.startswith(
             "dlq/"
         )
-        self.engine.purge_queue(queue)
+        self.engine.removal.purge_queue(queue)
         self.purged_now.add(queue.name)
         self._count("purges")
 

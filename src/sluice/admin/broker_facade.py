@@ -79,7 +79,7 @@ class BrokerFacade:
 
     def purge(self, location: MessageLocation) -> bool:
         """Purge one message; return False if a consumer has it."""
-        return self.engine.remove_for_all_groups(*location, PURGED)
+        return self.engine.removal.remove_for_all_groups(*location, PURGED)
 
     def get_queue(self, name: str) -> Queue:
         """Return a queue by its name or its topic, for commands."""

@@ -238,8 +238,8 @@ class AdminService:
         if group in queue.groups:
             raise GroupExists(queue.name, group)
         self._facade.begin_change()
-        self._engine.check_group_limit(group, len(queue.partitions))
-        self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
+        self._engine.lifecycle.check_group_limit(group, len(queue.partitions))
+        self._engine.lifecycle.get_or_create_group(queue, group, resolve_start(queue, start))
         created = self._inspect_group(name, group)
         await self._facade.wait_committed()
         return created.view()
@@ -263,7 +263,7 @@ class AdminService:
                 "Let its consumers unsubscribe or end their sessions first",
             )
         self._facade.begin_change()
-        self._engine.delete_group(self._facade.get_queue(name).groups[group])
+        self._engine.lifecycle.delete_group(self._facade.get_queue(name).groups[group])
         await self._facade.wait_committed()
 
     async def consumers(self, name: str) -> list[model.Consumer]:
@@ -280,7 +280,7 @@ class AdminService:
         return await self._command_group(
             name,
             group,
-            lambda found: self._engine.seek_group(found, resolve_start(found.queue, to)),
+            lambda found: self._engine.lifecycle.seek_group(found, resolve_start(found.queue, to)),
         )
 
     # ---- messages

@@ -10,9 +10,9 @@ is due.
     settle  ─▶ cursor ─▶ frame_builder (a note); dispatch to the consumer at the end of the turn
     fail    ─▶ a retry (a note, and an entry in the timer heap), or dead_letters
 
-`Engine` wires the parts, and its methods are the commands of the broker. Each part owns its state
-and names the parts it needs in its constructor; none knows the engine. Recovery, snapshots and
-administration use the parts that they need directly.
+`Engine` wires the parts; what follows the time and the frames are its methods, and commands are the
+methods of its parts. Each part owns its state and names the parts it needs in its constructor; none
+knows the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from sluice.queues.flow import (
     Appender,
     DeadLetters,
     DeliveryControl,
-    DeliveryToken,
     DeliveryTokens,
     Dispatch,
     DispatchSchedule,
@@ -58,17 +57,15 @@ from sluice.queues.log import (
 )
 from sluice.queues.model import (
     BodyRead,
-    Consumer,
     Effects,
     EngineState,
     Group,
-    Lease,
     Partition,
     Queue,
     QueueRules,
     RowBudget,
 )
-from sluice.queues.ports import Codec, Publisher
+from sluice.queues.ports import Codec
 from sluice.queues.schedules import Schedules
 from sluice.store.protocol import PID_OFFSET, decode_record
 
@@ -111,7 +108,7 @@ class Engine:
         body_reads = BodyReads(state.effects, self.body_cache)
         self.timers: Timers = Timers(state)
         schedule = DispatchSchedule(state, self.timers, self.body_cache)
-        self._schedule: DispatchSchedule = schedule
+        self.dispatch_schedule: DispatchSchedule = schedule
         self.control: DeliveryControl = DeliveryControl(state, schedule, self.timers)
 
         # Parts that store and remove messages.
@@ -153,7 +150,7 @@ class Engine:
             state, schedule, self.timers, self.removal, self._appender, self.settlement
         )
         self.id_searches: IdSearches = IdSearches(state.effects, self.codec)
-        self._lease_lookup: LeaseLookup = LeaseLookup(
+        self.lease_lookup: LeaseLookup = LeaseLookup(
             state,
             schedule,
             self.timers,
@@ -176,7 +173,7 @@ class Engine:
             self.codec,
         )
 
-        self._pending_dead_letters: PendingDeadLetters = PendingDeadLetters(state)
+        self.pending_dead_letters: PendingDeadLetters = PendingDeadLetters(state)
 
         # Operations on many messages.
         self.bulk_progress: BulkProgress = BulkProgress(state, self.removal)
@@ -193,136 +190,6 @@ class Engine:
     @now.setter
     def now(self, now: float) -> None:
         self.state.now = now
-
-    # ---- queues and groups
-
-    def create_queue(self, rules: QueueRules, config: str) -> Queue:
-        return self.lifecycle.create_queue(rules, config)
-
-    def reconfigure_queue(self, queue: Queue, rules: QueueRules, config: str) -> None:
-        self.lifecycle.reconfigure_queue(queue, rules, config)
-
-    def delete_queue(self, queue: Queue) -> None:
-        self.lifecycle.delete_queue(queue)
-
-    def get_or_create_queue(self, name: str) -> Queue:
-        return self.lifecycle.get_or_create_queue(name)
-
-    def get_queue(self, name: str) -> Queue:
-        return self.lifecycle.get_queue(name)
-
-    def get_or_create_group(
-        self, queue: Queue, name: str, start_sequences: list[int] | None = None
-    ) -> Group:
-        return self.lifecycle.get_or_create_group(queue, name, start_sequences)
-
-    def check_group_limit(self, group_name: str, partition_count: int) -> None:
-        """Refuse a new group with so many partitions if all groups together have too many."""
-        self.lifecycle.check_group_limit(group_name, partition_count)
-
-    def delete_group(self, group: Group) -> None:
-        self.lifecycle.delete_group(group)
-
-    def seek_group(self, group: Group, start_sequences: list[int]) -> None:
-        self.lifecycle.seek_group(group, start_sequences)
-
-    def purge_queue(self, queue: Queue) -> int:
-        """Remove all messages without a lease; return their number."""
-        return self.removal.purge_queue(queue)
-
-    def remove_for_all_groups(self, partition: Partition, seq: i64, outcome: i64) -> bool:
-        """Settle a message for groups without a lease of it; return whether it is deleted."""
-        return self.removal.remove_for_all_groups(partition, seq, outcome)
-
-    # ---- publishing
-
-    def publish(
-        self, queue: Queue, message: Message, publisher: Publisher | None, tag: i64
-    ) -> None:
-        """Add a message to the open frame; the publisher is notified of its commit."""
-        self.publishing.publish(queue, message, publisher, tag)
-
-    def check_store_available(self) -> None:
-        """Raise an error while the store accepts no new records."""
-        self.publishing.check_store_available()
-
-    # ---- consumers
-
-    def join(self, queue: Queue, group: Group, consumer: Consumer) -> None:
-        self.dispatch.join(group, consumer)
-
-    def leave(self, consumer: Consumer) -> None:
-        self.dispatch.leave(consumer)
-
-    def pause(self, consumer: Consumer) -> None:
-        self.dispatch.set_paused(consumer, True)
-
-    def resume(self, consumer: Consumer) -> None:
-        self.dispatch.set_paused(consumer, False)
-
-    def set_identity(self, consumer: Consumer, identity: str) -> None:
-        self.dispatch.set_identity(consumer, identity)
-
-    def set_prefetch(self, consumer: Consumer, prefetch: i64) -> None:
-        self.dispatch.set_prefetch(consumer, prefetch)
-
-    def schedule_dispatch(self, consumer: Consumer) -> None:
-        """Dispatch to a consumer that may have capacity again, at the end of the turn."""
-        self._schedule.add(consumer)
-
-    # ---- settling
-
-    def find_lease(
-        self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
-    ) -> Lease:
-        """Return the lease that a client wants to settle, if the client may still settle it."""
-        return self._lease_lookup.find_lease(group, message_id, token, identity)
-
-    def ack(self, lease: Lease) -> None:
-        """Settle a delivery as done, also after its deadline."""
-        self.settlement.ack(lease)
-
-    def nack(self, lease: Lease, delay: float, description: str) -> None:
-        """Record a failure: retry after `delay` seconds, or after the backoff if negative."""
-        self.settlement.nack(lease, delay, description)
-
-    def release(self, lease: Lease) -> None:
-        """Return a delivery unused: not a failure."""
-        self.settlement.release(lease)
-
-    def extend(self, lease: Lease) -> None:
-        """Restart the deadline of a delivery that is still being processed."""
-        self.settlement.extend(lease)
-
-    def dead_letter(self, lease: Lease, reason: str, description: str) -> None:
-        """Move a message to the dead-letter queue, in the same frame as its settlement here."""
-        self.settlement.dead_letter(lease, reason, description, True)
-
-    def add_settlement_waiter(self, publisher: Publisher, tag: i64, leases: list[Lease]) -> None:
-        """Notify `publisher` of the commit after the dead letters of `leases` are written."""
-        self._pending_dead_letters.add_waiter(publisher, tag, leases)
-
-    def ack_late(
-        self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
-    ) -> bool:
-        """Acknowledge a delivery whose lease is unknown; return whether that counts."""
-        return self._lease_lookup.ack_late(group, message_id, token, identity)
-
-    def reclaim_lease(
-        self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
-    ) -> Lease | None:
-        """Recreate the lease of a delivery that is no longer known, so that it can be settled."""
-        return self._lease_lookup.reclaim_lease(group, message_id, token, identity)
-
-    def is_from_previous_run(self, group: Group, message_id: bytes) -> bool:
-        """Return whether the message is unsettled and a previous run may have delivered it."""
-        return self._lease_lookup.is_from_previous_run(group, message_id)
-
-    def is_token_forged(
-        self, group: Group, message_id: bytes, token: DeliveryToken, identity: str, is_known: bool
-    ) -> bool:
-        """Return whether `token` was never issued to `identity` for this unsettled message."""
-        return self._lease_lookup.is_token_forged(group, message_id, token, identity, is_known)
 
     # ---- turns, frames and effects
 
@@ -347,11 +214,11 @@ class Engine:
     def end_turn(self) -> Effects:
         """Dispatch to consumers that settled something; return what the caller has to do."""
         self._dispatch_scheduled()
-        self._pending_dead_letters.end_turn()
+        self.pending_dead_letters.end_turn()
         return self.state.effects.take()
 
     def _dispatch_scheduled(self) -> None:
-        if self._schedule.has_work():
+        if self.dispatch_schedule.has_work():
             self.dispatch.end_turn()
         if self.exclusive.scheduled_subscribers:
             self.exclusive.dispatch_scheduled(self.state.now)
@@ -377,20 +244,12 @@ class Engine:
 
     def on_owner_read_done(self, read: OwnerRead, records: list[bytes | None]) -> None:
         for warning in self.exclusive.on_read_done(read, records, self.state.now, self.codec):
-            self.warn(warning)
-
-    def warn(self, text: str) -> None:
-        """Report a problem to the log of the caller, when the turn ends."""
-        self.state.warn(text)
+            self.state.warn(warning)
 
     # ---- records
 
     def decode_message(self, data: bytes) -> Message | None:
         return decode_message(data, self.codec)
-
-    def drop_damaged(self, partition: Partition, seq: i64) -> None:
-        """Remove a message whose record the store cannot read."""
-        self.removal.drop_damaged(partition, seq)
 
     def rewrite_record(self, data: bytes, address: i64) -> bool:
         """Copy a record that is live at `address` into the open frame, so its segment can go."""
@@ -445,11 +304,11 @@ class Engine:
             partition = timers.pop_retention()
         group = timers.pop_handover()
         while group is not None:
-            self._schedule.add_group(group)
+            self.dispatch_schedule.add_group(group)
             group = timers.pop_handover()
         group = timers.pop_admission()
         while group is not None:
-            self._schedule.update_admission(group)
+            self.dispatch_schedule.update_admission(group)
             group = timers.pop_admission()
 
     def next_wakeup_at(self) -> float:

@@ -63,7 +63,7 @@ async def test_sequences_by_time_with_only_delayed_and_some_deleted_messages(
     harness.restart()
     partition = harness.engine.queues["tasks"].partitions[0]
     for seq in (0, 1, 7, 8, 9, 20):
-        harness.engine.remove_for_all_groups(partition, seq, PURGED)
+        harness.engine.removal.remove_for_all_groups(partition, seq, PURGED)
     expected = {0: 2, 2: 2, 5: 5, 7: 10, 9: 10, 10: 10, 19: 19, 20: 21, 21: 21, 39: 39, 40: 40}
     for nth, seq in expected.items():
         assert await harness.call(harness.admin.bulk.offsets_at("tasks", STARTED + 60 * nth)) == {
@@ -223,7 +223,9 @@ async def test_reader_learns_what_its_group_loses_while_a_slice_is_collected(
     harness = make_harness(("tasks", {"partitions": 1}))
     with pytest.raises(OutOfRange):
         await slice_disturbed(
-            harness, monkeypatch, lambda: harness.engine.purge_queue(harness.engine.queues["tasks"])
+            harness,
+            monkeypatch,
+            lambda: harness.engine.removal.purge_queue(harness.engine.queues["tasks"]),
         )
 
 
@@ -235,7 +237,9 @@ async def test_reader_is_refused_if_its_group_is_deleted_while_a_slice_is_collec
         await slice_disturbed(
             harness,
             monkeypatch,
-            lambda: harness.engine.delete_group(harness.engine.queues["tasks"].groups["g"]),
+            lambda: harness.engine.lifecycle.delete_group(
+                harness.engine.queues["tasks"].groups["g"]
+            ),
         )
 
 
@@ -246,8 +250,8 @@ async def test_reader_is_refused_if_its_group_is_recreated_meanwhile(
 
     def make_again() -> None:
         queue = harness.engine.queues["tasks"]
-        harness.engine.delete_group(queue.groups["g"])
-        harness.engine.get_or_create_group(queue, "g", [0])
+        harness.engine.lifecycle.delete_group(queue.groups["g"])
+        harness.engine.lifecycle.get_or_create_group(queue, "g", [0])
 
     with pytest.raises(UnknownGroup):
         await slice_disturbed(harness, monkeypatch, make_again)

@@ -226,7 +226,9 @@ NAMES = ['say "hello"', "back\\slash", "grün/水", "a,b={c}"]
 async def test_queue_and_group_names_are_exposed_unchanged(name: str) -> None:
     async with live_broker() as harness:
         await harness.service.create_queue({"name": name})
-        harness.engine.get_or_create_group(harness.engine.queues[name], name.replace("/", "-"))
+        harness.engine.lifecycle.get_or_create_group(
+            harness.engine.queues[name], name.replace("/", "-")
+        )
         page = await scrape(harness)
     assert page.value("mqtt_queue_depth", queue=f"$queue/{name}") == 0
     assert page.value("mqtt_queue_lag", queue=f"$queue/{name}", group=name.replace("/", "-")) == 0
@@ -357,7 +359,7 @@ async def test_many_queues_are_copied_in_slices_so_that_the_loop_stays_free(
     monkeypatch.setattr(metrics_snapshot, "MAX_SLICE_SECONDS", 0.0)
     async with live_broker() as harness:
         for nth in range(100):
-            harness.engine.get_or_create_queue(f"q/{nth}")
+            harness.engine.lifecycle.get_or_create_queue(f"q/{nth}")
         turns = 0
         done = False
 
@@ -381,7 +383,7 @@ async def test_queue_deleted_during_the_copy_is_left_out(
     monkeypatch.setattr(metrics_snapshot, "MAX_SLICE_SECONDS", 0.0)
     async with live_broker() as harness:
         for nth in range(10):
-            harness.engine.get_or_create_queue(f"q/{nth}")
+            harness.engine.lifecycle.get_or_create_queue(f"q/{nth}")
         scraping = asyncio.create_task(scrape(harness))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

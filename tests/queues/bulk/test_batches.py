@@ -30,7 +30,7 @@ def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
     under_test.commit_loop.hold_frame()
     under_test.engine.batches.write_batch_note("app", batch, count)
     under_test.engine.batches.append_range(
-        under_test.engine.get_or_create_queue("tasks"),
+        under_test.engine.lifecycle.get_or_create_queue("tasks"),
         rows(count),
         0,
         count // 2,
@@ -42,7 +42,7 @@ def finish(under_test: EngineUnderTest, count: int = ROWS) -> list[bool]:
     """Write the rest; the returned list contains True once the store has all of it."""
     answered: list[bool] = []
     under_test.engine.batches.append_range(
-        under_test.engine.get_or_create_queue("tasks"),
+        under_test.engine.lifecycle.get_or_create_queue("tasks"),
         rows(count),
         count // 2,
         count,
@@ -481,7 +481,7 @@ def test_messages_settled_by_one_group_stay_for_another(engine: EngineUnderTest)
         engine.publish(b"%d" % nth)
     advance(engine, 5)
     assert engine.depth() == 5
-    engine.engine.set_prefetch(worker, 10)
+    engine.engine.dispatch.set_prefetch(worker, 10)
     assert len(worker.ack_all()) == 5
     assert engine.depth() == 0
 

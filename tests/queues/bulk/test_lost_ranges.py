@@ -42,7 +42,7 @@ def start_reader(under_test: EngineUnderTest) -> None:
 
 
 def purge(under_test: EngineUnderTest) -> None:
-    under_test.engine.purge_queue(under_test.queue())
+    under_test.engine.removal.purge_queue(under_test.queue())
 
 
 def consume(under_test: EngineUnderTest) -> None:

@@ -71,7 +71,7 @@ def test_close_commits_the_last_changes() -> None:
     engine = EngineUnderTest(backend)
     worker = engine.worker()
     engine.publish(b"job")
-    engine.engine.ack(worker.lease().lease)  # the turn has not ended
+    engine.engine.settlement.ack(worker.lease().lease)  # the turn has not ended
     engine.restart()
     assert engine.depth() == 0
 
@@ -95,7 +95,7 @@ def test_read_messages_returns_stored_bodies_and_reports_deleted_ones(
     engine.publish(b"stored")
     engine.publish(b"deleted")
     partition = engine.queue().partitions[0]
-    engine.engine.remove_for_all_groups(partition, 1, 3)
+    engine.engine.removal.remove_for_all_groups(partition, 1, 3)
     found: list[bytes | None] = []
     engine.commit_loop.reads.read_messages(
         [(partition, 0), (partition, 1)],

@@ -133,7 +133,7 @@ def test_undelivered_tombstone_is_deleted_with_the_last_group(
     group = compacted.group("red")
     fill(compacted, a=b"1", b=b"2")
     fill(compacted, a=b"")
-    compacted.engine.delete_group(group)
+    compacted.engine.lifecycle.delete_group(group)
     compacted.run_until_idle()
     assert compacted.depth() == 1
     compacted.crash_and_restart()
@@ -168,7 +168,7 @@ def test_bound_message_uses_its_topic_as_key(compacted: EngineUnderTest) -> None
     for topic, value in ((b"t/1", b"1"), (b"t/2", b"2"), (b"t/1", b"3")):
         message = Message(value)
         message.topic = topic
-        compacted.engine.publish(queue, message, None, 0)
+        compacted.engine.publishing.publish(queue, message, None, 0)
     assert compacted.worker().ack_all() == [b"2", b"3"]
 
 
@@ -310,7 +310,9 @@ def test_incremental_snapshot_has_the_state_of_its_start(
 ) -> None:
     """The log has the changes made meanwhile; a crash falls back to the previous one."""
     under_test = make_engine(is_compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
-    under_test.engine.create_queue(rules_of("other", {"is_compacted": True}), "{}")  # without keys
+    under_test.engine.lifecycle.create_queue(
+        rules_of("other", {"is_compacted": True}), "{}"
+    )  # without keys
     rng = random.Random(7)
     expected: dict[bytes, bytes] = {}
 

@@ -89,7 +89,7 @@ def test_dead_letter_has_its_message_and_history(make_engine: MakeEngine) -> Non
 
 def test_dead_letter_of_a_bound_message_has_its_topic(engine: EngineUnderTest) -> None:
     worker = engine.worker()
-    engine.engine.publish(engine.queue(), _bound_message(), None, 0)
+    engine.engine.publishing.publish(engine.queue(), _bound_message(), None, 0)
     worker.reject(worker.lease())
     assert engine.dead_letter_records()[0].history["originalTopic"] == "sensors/1/temp"
 
@@ -220,7 +220,7 @@ def test_redriven_dead_letter_returns_to_its_group_on_its_old_partition(
     other.ack_all()
     for delivery in list(engine.group("failing").cursors):
         for lease in list(delivery.leases.values()):
-            engine.engine.dead_letter(lease, "rejected", "")
+            engine.engine.settlement.dead_letter(lease, "rejected", "", True)
     engine.run_until_idle()
     for dead_letter in engine.dead_letter_records():
         assert engine.redrive(dead_letter)
@@ -269,7 +269,7 @@ def test_redriven_dead_letter_has_its_priority(engine: EngineUnderTest) -> None:
     engine.publish(b"plain")
     engine.redrive(engine.dead_letter_records()[0])
     worker.is_open = True
-    engine.engine.schedule_dispatch(worker)
+    engine.engine.dispatch_schedule.add(worker)
     assert worker.ack_all() == [b"urgent", b"plain"]
 
 
@@ -292,7 +292,7 @@ def test_dead_letter_whose_queue_is_gone_stays(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    engine.engine.delete_queue(engine.engine.get_queue("tasks"))
+    engine.engine.lifecycle.delete_queue(engine.engine.lifecycle.get_queue("tasks"))
     assert not engine.redrive(engine.dead_letter_records()[0])
     assert engine.dead_letters() == [b"poison"]
 
@@ -301,7 +301,7 @@ def test_dead_letter_of_a_deleted_group_is_redriven_to_all(engine: EngineUnderTe
     worker = engine.worker(group="gone")
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    engine.engine.delete_group(engine.group("gone"))
+    engine.engine.lifecycle.delete_group(engine.group("gone"))
     engine.redrive(engine.dead_letter_records()[0])
     assert engine.worker(group="new").ack_all() == [b"poison"]
 
@@ -313,7 +313,7 @@ def test_message_redriven_for_one_group_is_deleted_with_it(engine: EngineUnderTe
     worker.reject(worker.lease())
     engine.worker(group="other").ack_all()
     engine.redrive(engine.dead_letter_records()[0])
-    engine.engine.delete_group(engine.group("failing"))
+    engine.engine.lifecycle.delete_group(engine.group("failing"))
     engine.run_until_idle()
     assert engine.depth() == 0
     engine.crash_and_restart()
@@ -326,7 +326,7 @@ def test_dead_letters_are_purged_like_any_message(engine: EngineUnderTest) -> No
         engine.publish(b"%d" % number)
     for delivery in worker.lease_all():
         worker.reject(delivery)
-    assert engine.engine.purge_queue(engine.engine.get_queue("dlq/tasks")) == 3
+    assert engine.engine.removal.purge_queue(engine.engine.lifecycle.get_queue("dlq/tasks")) == 3
     engine.run_until_idle()
     engine.crash_and_restart()
     assert engine.dead_letters() == []

@@ -18,22 +18,22 @@ def test_queue_and_its_configuration_survive_a_crash(make_engine: MakeEngine) ->
     created = engine.queue("a/b").created_at
     engine.queue("line", ordering=STRICT)
     engine.crash_and_restart()
-    queue = engine.engine.get_queue("a/b")
+    queue = engine.engine.lifecycle.get_queue("a/b")
     assert (len(queue.partitions), queue.rules.max_retries, queue.rules.delivery_timeout) == (
         7,
         4,
         12.5,
     )
     assert queue.created_at == created and json.loads(queue.config_json)["max_retries"] == 4
-    assert len(engine.engine.get_queue("line").partitions) == 1
+    assert len(engine.engine.lifecycle.get_queue("line").partitions) == 1
 
 
 def test_queue_is_created_once(engine: EngineUnderTest) -> None:
     engine.queue("a")
     with pytest.raises(QueueExists):
-        engine.engine.create_queue(QueueRules("a"), "{}")
+        engine.engine.lifecycle.create_queue(QueueRules("a"), "{}")
     with pytest.raises(UnknownQueue):
-        engine.engine.get_queue("b")
+        engine.engine.lifecycle.get_queue("b")
 
 
 def test_deleted_queue_is_gone_with_its_messages(engine: EngineUnderTest) -> None:
@@ -43,7 +43,7 @@ def test_deleted_queue_is_gone_with_its_messages(engine: EngineUnderTest) -> Non
     worker.nack(worker.lease())
     held = len(worker.inbox)
     assert held == 2
-    engine.engine.delete_queue(engine.queue())
+    engine.engine.lifecycle.delete_queue(engine.queue())
     engine.run_until_idle()
     assert (
         engine.engine.queues == {} and engine.engine.partitions == {} and engine.engine.groups == {}
@@ -60,7 +60,7 @@ def test_deleted_queue_is_gone_with_its_messages(engine: EngineUnderTest) -> Non
 def test_recreated_queue_of_the_same_name_is_another_queue(engine: EngineUnderTest) -> None:
     engine.publish(b"old")
     first = engine.worker().lease()
-    engine.engine.delete_queue(engine.queue())
+    engine.engine.lifecycle.delete_queue(engine.queue())
     engine.publish(b"new")
     second = engine.worker().lease()
     assert second.payload == b"new" and second.name != first.name
@@ -72,7 +72,9 @@ def test_deleting_many_queues_leaves_nothing_behind(make_engine: MakeEngine) -> 
     engine = make_engine(message_ttl=604_800.0)
     for number in range(1500):
         engine.send(b"x", queue=f"temporary/{number}")
-        engine.engine.delete_queue(engine.engine.get_queue(f"temporary/{number}"))
+        engine.engine.lifecycle.delete_queue(
+            engine.engine.lifecycle.get_queue(f"temporary/{number}")
+        )
     engine.run_until_idle()
     assert len(engine.engine.timers._expiries) < 1100
     assert engine.engine.next_wakeup_at() == 0.0 or engine.engine.queues == {}
@@ -114,7 +116,7 @@ def test_new_limits_apply_at_once(make_engine: MakeEngine) -> None:
     engine.publish(b"3")
     assert engine.depth() == 3
     engine.crash_and_restart()
-    assert engine.engine.get_queue("tasks").rules.max_depth == 3
+    assert engine.engine.lifecycle.get_queue("tasks").rules.max_depth == 3
 
 
 def test_added_partitions_are_assigned_at_once_and_survive_a_crash(make_engine: MakeEngine) -> None:
@@ -135,7 +137,7 @@ def test_purge_leaves_messages_in_flight(engine: EngineUnderTest) -> None:
         engine.publish(b"%d" % number, key=b"k")
     held = worker.lease()
     worker.is_open = False
-    assert engine.engine.purge_queue(engine.queue()) == 4
+    assert engine.engine.removal.purge_queue(engine.queue()) == 4
     assert engine.depth() == 1
     worker.ack(held)
     ledger = engine.ledger()
@@ -151,7 +153,7 @@ def test_purge_deletes_messages_waiting_for_retry_and_frees_their_key(
     engine.publish(b"1", key=b"k")
     engine.publish(b"2", key=b"k")
     worker.nack(worker.lease())
-    assert engine.engine.purge_queue(engine.queue()) == 2
+    assert engine.engine.removal.purge_queue(engine.queue()) == 2
     engine.publish(b"3", key=b"k")
     assert worker.ack_all() == [b"3"]
 
@@ -159,7 +161,7 @@ def test_purge_deletes_messages_waiting_for_retry_and_frees_their_key(
 def test_purge_without_groups_survives_a_crash(engine: EngineUnderTest) -> None:
     for number in range(3):
         engine.publish(b"%d" % number)
-    assert engine.engine.purge_queue(engine.queue()) == 3
+    assert engine.engine.removal.purge_queue(engine.queue()) == 3
     engine.publish(b"after")
     engine.crash_and_restart()
     assert engine.depth() == 1

@@ -15,7 +15,7 @@ def cancel(engine: EngineUnderTest, message_id: bytes, queue: str = "tasks") -> 
     """Cancel a message whose id leads to it."""
     commands = engine.engine.commands
     engine.engine.now = engine.loop.now
-    location = commands.find(engine.engine.get_queue(queue), message_id)
+    location = commands.find(engine.engine.lifecycle.get_queue(queue), message_id)
     if location is None:
         raise UnknownMessage(queue, message_id.decode())
     try:
@@ -25,7 +25,7 @@ def cancel(engine: EngineUnderTest, message_id: bytes, queue: str = "tasks") -> 
 
 
 def generated_id(engine: EngineUnderTest, seq: int, queue: str = "tasks") -> bytes:
-    return format_message_id(engine.engine.get_queue(queue).partitions[0].pid, seq)
+    return format_message_id(engine.engine.lifecycle.get_queue(queue).partitions[0].pid, seq)
 
 
 def test_cancelled_message_is_never_delivered(engine: EngineUnderTest) -> None:
@@ -144,7 +144,7 @@ class Search(IdSearch):
 
 
 def search(engine: EngineUnderTest, *wanted: bytes) -> dict[bytes, int]:
-    found = Search(engine.engine.get_queue("tasks"), list(wanted))
+    found = Search(engine.engine.lifecycle.get_queue("tasks"), list(wanted))
     engine.engine.now = engine.loop.now
     engine.engine.id_searches.start(found)
     engine.run_until_idle()
@@ -174,7 +174,7 @@ def reschedule(engine: EngineUnderTest, message_id: bytes, seconds: float) -> No
     """Move a message to `seconds` from now; 0: deliver it now."""
     commands = engine.engine.commands
     engine.engine.now = engine.loop.now
-    location = commands.find(engine.engine.get_queue("tasks"), message_id)
+    location = commands.find(engine.engine.lifecycle.get_queue("tasks"), message_id)
     assert location is not None
     try:
         commands.reschedule(location[0], location[1], message_id, engine.loop.now + seconds, "ann")
@@ -339,7 +339,7 @@ def test_message_is_rescheduled_before_its_commit(engine: EngineUnderTest) -> No
 
 
 def reschedule_in_turn(engine: EngineUnderTest, seq: int, seconds: float) -> None:
-    partition = engine.engine.get_queue("tasks").partitions[0]
+    partition = engine.engine.lifecycle.get_queue("tasks").partitions[0]
     name = generated_id(engine, seq)
     engine.engine.commands.reschedule(partition, seq, name, engine.loop.now + seconds, "ann")
 

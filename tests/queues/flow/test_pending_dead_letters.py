@@ -26,15 +26,15 @@ def reject(engine: EngineUnderTest, old: Delivery) -> Lease:
     """Reject a delivery of the previous run; the turn has not ended."""
     group = engine.engine.queues["tasks"].groups["workers"]
     engine.engine.now = engine.loop.now
-    lease = engine.engine.reclaim_lease(group, old.name, old.token, "w")
+    lease = engine.engine.lease_lookup.reclaim_lease(group, old.name, old.token, "w")
     assert lease is not None
-    engine.engine.dead_letter(lease, "rejected", "no sense")
+    engine.engine.settlement.dead_letter(lease, "rejected", "no sense", True)
     assert lease.state == DEAD_LETTERING
     return lease
 
 
 def wait_for(engine: EngineUnderTest, tag: int, *leases: Lease) -> None:
-    engine.engine.add_settlement_waiter(engine.publisher, tag, list(leases))
+    engine.engine.pending_dead_letters.add_waiter(engine.publisher, tag, list(leases))
 
 
 def test_it_waits_for_the_body_and_for_the_commit(engine: EngineUnderTest) -> None:
@@ -75,15 +75,15 @@ def test_one_command_waits_for_all_its_dead_letters_and_the_next_for_it(
 
 
 def delete_queue(engine: EngineUnderTest, lease: Lease) -> None:
-    engine.engine.delete_queue(engine.engine.get_queue("tasks"))
+    engine.engine.lifecycle.delete_queue(engine.engine.lifecycle.get_queue("tasks"))
 
 
 def delete_group(engine: EngineUnderTest, lease: Lease) -> None:
-    engine.engine.delete_group(lease.cursor.group)
+    engine.engine.lifecycle.delete_group(lease.cursor.group)
 
 
 def ack_late(engine: EngineUnderTest, lease: Lease) -> None:
-    engine.engine.ack(lease)
+    engine.engine.settlement.ack(lease)
 
 
 @pytest.mark.parametrize("end", [delete_queue, delete_group, ack_late])

@@ -385,13 +385,13 @@ def test_message_held_by_a_token_of_a_previous_run_is_deleted_when_it_fails_afte
     engine.publish(b"late")
     delivery = worker.lease()
     engine.crash_and_restart()
-    lease = engine.engine.reclaim_lease(
+    lease = engine.engine.lease_lookup.reclaim_lease(
         engine.group(), delivery.name, delivery.token, worker.client
     )
     assert lease is not None
     engine.advance(seconds=20)
     assert engine.depth() == 1
-    engine.engine.nack(lease, 5.0, "too late")
+    engine.engine.settlement.nack(lease, 5.0, "too late")
     engine.run_until_idle()
     ledger = engine.ledger()
     assert (ledger.waiting, ledger.retrying, engine.depth()) == (0, 0, 0)
@@ -439,7 +439,7 @@ def test_expired_message_is_deleted_when_its_last_group_is_dropped(
     engine.publish(b"late")
     worker.lease()
     engine.advance(seconds=20)
-    engine.engine.delete_group(engine.group())
+    engine.engine.lifecycle.delete_group(engine.group())
     engine.advance(seconds=0.01)
     assert engine.depth() == 0
 

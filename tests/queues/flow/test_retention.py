@@ -226,7 +226,7 @@ def test_purge_deletes_retained_messages_too(make_engine: MakeEngine) -> None:
     worker.ack_all()
     worker.is_open = False
     engine.publish(b"waiting")
-    assert engine.engine.purge_queue(engine.queue()) == 1
+    assert engine.engine.removal.purge_queue(engine.queue()) == 1
     engine.run_until_idle()
     assert engine.queue().partitions[0].live_count == 0 and engine.depth() == 0
     engine.crash_and_restart()

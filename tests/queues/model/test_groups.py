@@ -106,7 +106,7 @@ def test_dropped_group_deletes_messages_that_only_it_needed(engine: EngineUnderT
     engine.publish(b"2")
     worker = engine.worker(group="a")
     worker.ack(worker.lease())
-    engine.engine.delete_group(engine.group("b"))
+    engine.engine.lifecycle.delete_group(engine.group("b"))
     engine.run_until_idle()
     assert engine.depth() == 1
     engine.crash_and_restart()
@@ -119,7 +119,7 @@ def test_after_the_last_group_messages_wait_for_the_next(engine: EngineUnderTest
     engine.publish(b"1")
     engine.publish(b"2")
     worker.ack(worker.lease())
-    engine.engine.delete_group(engine.group("a"))
+    engine.engine.lifecycle.delete_group(engine.group("a"))
     engine.run_until_idle()
     assert engine.depth() == 1 and worker.in_flight == 0 and worker.revoked == [1]
     engine.crash_and_restart()
@@ -274,7 +274,7 @@ def test_paused_consumer_keeps_its_deliveries_and_gets_no_more(make_engine: Make
     for number in range(4):
         engine.publish(b"%d" % number)
     held = paused.lease_all()
-    engine.engine.pause(paused)
+    engine.engine.dispatch.set_paused(paused, True)
     engine.publish(b"4")
     engine.publish(b"5")
     assert paused.payloads() == [] and len(other.partitions()) == 2
@@ -283,7 +283,7 @@ def test_paused_consumer_keeps_its_deliveries_and_gets_no_more(make_engine: Make
     assert paused.partitions() == [], "an ack does not restore the connection"
     engine.advance(seconds=31)
     assert paused.partitions() == [] and paused.in_flight == 0
-    engine.engine.resume(paused)
+    engine.engine.dispatch.set_paused(paused, False)
     assert len(paused.partitions()) == 1
 
 

@@ -23,7 +23,7 @@ def test_every_message_is_in_one_ledger_column(make_engine: MakeEngine) -> None:
     assert (ledger.acked, ledger.dead, ledger.expired, ledger.purged) == (1, 1, 0, 0)
     assert ledger.balance() == 0
     engine.advance(seconds=1001)
-    engine.engine.purge_queue(engine.queue())
+    engine.engine.removal.purge_queue(engine.queue())
     ledger = engine.ledger()
     assert (ledger.expired, ledger.acked, ledger.dead) == (1, 1, 1)
     idle = engine.ledger("idle")

@@ -45,11 +45,13 @@ class DamagedStore:
                     if delivery.lease.state == 0 or number < 0.15:
                         continue  # left unsettled
                     if number < 0.75:
-                        under_test.engine.ack(delivery.lease)
+                        under_test.engine.settlement.ack(delivery.lease)
                     elif number < 0.95:
-                        under_test.engine.nack(delivery.lease, -1.0, "failed")
+                        under_test.engine.settlement.nack(delivery.lease, -1.0, "failed")
                     else:
-                        under_test.engine.dead_letter(delivery.lease, "rejected", "")
+                        under_test.engine.settlement.dead_letter(
+                            delivery.lease, "rejected", "", True
+                        )
             if rng.random() < 0.2:
                 workers[1].leave()
                 workers[1] = under_test.worker(group="two", prefetch=8)

@@ -178,7 +178,7 @@ def test_deleted_queue_leaves_no_key_but_its_fence(engine: EngineUnderTest, clie
     worker.nack(worker.lease(), delay=60)
     base = base_of(engine)
     worker.leave()
-    engine.engine.delete_queue(engine.engine.queues["tasks"])
+    engine.engine.lifecycle.delete_queue(engine.engine.queues["tasks"])
     engine.run_until_idle()
     assert client.keys(f"{base}*".replace("{", "[{]").replace("}", "[}]")) == []
 

@@ -85,7 +85,7 @@ def test_tick_creates_its_queue(make_engine: MakeEngine) -> None:
     engine = make_engine()
     add(engine, every="10s", queue="new/one")
     engine.advance(seconds=10)
-    assert engine.engine.get_queue("new/one").depth == 1
+    assert engine.engine.lifecycle.get_queue("new/one").depth == 1
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

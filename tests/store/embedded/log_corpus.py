@@ -135,11 +135,11 @@ def exercise(harness: QueueHarness) -> None:
     join(harness.connect("car-0"), "$ECQ/car-0/#", 1)
     engine = harness.engine
     engine.batches.write_batch_note("app", 3, 10)
-    engine.seek_group(engine.queues["jobs"].groups["two"], [1, 1])
-    engine.purge_queue(engine.queues["kept"])
+    engine.lifecycle.seek_group(engine.queues["jobs"].groups["two"], [1, 1])
+    engine.removal.purge_queue(engine.queues["kept"])
     put(maker, "$queue/gone", b"x")
-    engine.delete_queue(engine.queues["gone"])
-    engine.delete_group(engine.queues["jobs"].groups["two"])
+    engine.lifecycle.delete_queue(engine.queues["gone"])
+    engine.lifecycle.delete_group(engine.queues["jobs"].groups["two"])
     put(maker, "$queue/jobs", b"last")
     harness.advance(1)
 

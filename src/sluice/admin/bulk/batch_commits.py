@@ -90,9 +90,9 @@ class BatchCommits:
             if fence is not None and batch.number <= fence.batch:
                 await facade.wait_committed()
                 return CommitResult(int(fence.rows) if batch.number == fence.batch else 0, True)
-            engine.check_store_available()
+            engine.publishing.check_store_available()
             runs = [(await self._open_queue(name), messages) for name, messages in batch.runs]
-            engine.check_store_available()
+            engine.publishing.check_store_available()
             for queue, messages in runs:
                 for message in messages if queue.rules.is_compacted else []:
                     check_message(queue, message)

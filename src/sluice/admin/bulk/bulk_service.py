@@ -305,8 +305,8 @@ class BulkService(BatchCommits, CommitListener):
             fault = new_group_name_error(group)
             if fault:
                 raise InvalidQueueConfig(f"{group!r} is not a valid group name", fault)
-            facade.engine.check_group_limit(group, len(queue.partitions))
-            found = facade.engine.get_or_create_group(queue, group, start_sequences)
+            facade.engine.lifecycle.check_group_limit(group, len(queue.partitions))
+            found = facade.engine.lifecycle.get_or_create_group(queue, group, start_sequences)
         if create_group or ends:
             _check_no_consumers(queue, found)
         if create_group:
@@ -338,7 +338,7 @@ class BulkService(BatchCommits, CommitListener):
             floor < cursor.low_watermark
             for floor, cursor in zip(floors, group.cursors, strict=True)
         ):
-            facade.engine.seek_group(group, floors)
+            facade.engine.lifecycle.seek_group(group, floors)
         for number, start in starts.items():
             facade.engine.bulk_progress.start_tracking(group.cursors[number], start)
 

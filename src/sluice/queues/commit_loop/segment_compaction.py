@@ -149,8 +149,8 @@ class SegmentCompaction:
                 engine.rewrite_record(data, record.address)
             elif record.pid < FIRST_STATE_PID and self._is_live(record):
                 if record.pid >= FIRST_OWNER_PID:
-                    engine.warn(engine.exclusive.drop_damaged(record, engine.now))
+                    engine.state.warn(engine.exclusive.drop_damaged(record, engine.now))
                 else:
-                    engine.drop_damaged(engine.partitions[int(record.pid)], record.seq)
+                    engine.removal.drop_damaged(engine.partitions[int(record.pid)], record.seq)
         self._commit_loop.end_turn()
         self._read_live_records()

@@ -284,7 +284,7 @@ class Lifecycle:
     # ---- groups
 
     def get_or_create_group(
-        self, queue: Queue, name: str, start_sequences: list[int] | None
+        self, queue: Queue, name: str, start_sequences: list[int] | None = None
     ) -> Group:
         """Return the group `name`, or create it.
 

@@ -226,7 +226,7 @@ class EngineLoader:
         self._is_replaying = True
         self._snapshot.finish_rows()
         for warning in self._engine.exclusive.finish_rows():
-            self._engine.warn(warning)
+            self._engine.state.warn(warning)
         for queue in self._engine.queues.values():
             for partition in queue.partitions:
                 partition.undated_end = partition.next_seq
@@ -256,7 +256,7 @@ class EngineLoader:
             cursor.settled_seqs = {seq for seq in cursor.settled_seqs if partition.holds(seq)}
         present = cursor.count_settled() + count_unsettled(cursor)
         if present != cursor.enqueued:
-            self._engine.warn(
+            self._engine.state.warn(
                 f"messages missing in the store: {cursor.enqueued - present} "
                 f"(queue {partition.queue.name}, partition {partition.number}, "
                 f"group {cursor.group.name})"

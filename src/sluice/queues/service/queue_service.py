@@ -56,7 +56,7 @@ class QueueService:
         self._check_same_cell(rules)
         self._check_dead_letter_cycle(rules)
         self._check_binding_cycle(rules)
-        return self._engine.create_queue(rules, config.as_json())
+        return self._engine.lifecycle.create_queue(rules, config.as_json())
 
     def creates_on_use(self, name: str) -> bool:
         """Return whether a publish or a subscription may create this queue."""
@@ -130,7 +130,7 @@ class QueueService:
 
     def configure(self, name: str, given: object) -> Queue:
         """Change the given keys of a queue's configuration; the change takes effect immediately."""
-        queue = self._engine.get_queue(name)
+        queue = self._engine.lifecycle.get_queue(name)
         before = self.config_of(queue)
         after = read_config(given, name, before)
         error = _forbidden_change(before, after)
@@ -146,7 +146,7 @@ class QueueService:
             self._check_dead_letter_cycle(rules)
         if after.bindings != before.bindings:
             self._check_binding_cycle(rules)
-        self._engine.reconfigure_queue(queue, rules, after.as_json())
+        self._engine.lifecycle.reconfigure_queue(queue, rules, after.as_json())
         self.inspector.on_config_changed()
         return queue
 

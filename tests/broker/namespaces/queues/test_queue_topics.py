@@ -344,8 +344,8 @@ def test_names_that_rest_paths_cannot_carry_are_refused(harness: QueueHarness, d
 
 def test_names_of_dots_from_an_earlier_version_still_work(harness: QueueHarness) -> None:
     config = read_config({"name": "old/.."})
-    queue = harness.engine.create_queue(config.rules(), config.as_json())
-    harness.engine.get_or_create_group(queue, "..")
+    queue = harness.engine.lifecycle.create_queue(config.rules(), config.as_json())
+    harness.engine.lifecycle.get_or_create_group(queue, "..")
     harness.advance(1)
     harness.restart()
     worker = harness.connect("w")
@@ -378,7 +378,7 @@ def make_bound(harness: QueueHarness, *topics: str) -> None:
     bindings = [{"topic": topic, "headers": {}} for topic in topics]
     rules = read_config({}, "old").rules()
     rules.bindings = list(topics)
-    harness.engine.create_queue(
+    harness.engine.lifecycle.create_queue(
         rules, json.dumps({**read_config({}, "old").as_dict(), "bindings": bindings})
     )
     harness.advance(1)

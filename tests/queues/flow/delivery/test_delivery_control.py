@@ -266,7 +266,7 @@ def test_probe_that_ends_with_a_seek_is_replaced(make_engine: MakeEngine) -> Non
     fail_all(engine, worker, 1)
     engine.advance(seconds=30)
     assert worker.lease().attempt == 2
-    engine.engine.seek_group(engine.group(), [0])
+    engine.engine.lifecycle.seek_group(engine.group(), [0])
     engine.run_until_idle()
     worker.ack(worker.lease())
     assert breaker_state(engine) == "closed"

@@ -22,12 +22,12 @@ def may_settle(
     """Return whether a token settles a live delivery, or one of an earlier run."""
     group = engine.engine.queues["tasks"].groups["workers"]
     try:
-        engine.engine.find_lease(group, name, token, client)
+        engine.engine.lease_lookup.find_lease(group, name, token, client)
         return True
     except (StaleDelivery, UnknownDelivery):
-        return engine.engine.reclaim_lease(
+        return engine.engine.lease_lookup.reclaim_lease(
             group, name, token, client
-        ) is not None or engine.engine.ack_late(group, name, token, client)
+        ) is not None or engine.engine.lease_lookup.ack_late(group, name, token, client)
 
 
 def guesses_for(token: DeliveryToken) -> list[DeliveryToken]:
@@ -113,7 +113,9 @@ def test_delivery_failed_before_a_restart_is_not_settled_without_its_tag(
     )
     assert not may_settle(engine, job.name, job.token, "x")
     group = engine.engine.queues["tasks"].groups["workers"]
-    engine.engine.ack(engine.engine.find_lease(group, job.name, job.token, "w"))
+    engine.engine.settlement.ack(
+        engine.engine.lease_lookup.find_lease(group, job.name, job.token, "w")
+    )
     engine.run_until_idle()
     assert engine.depth() == 0
 

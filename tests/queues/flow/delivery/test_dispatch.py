@@ -195,7 +195,7 @@ def test_draining_consumer_gives_up_its_partitions_at_once_and_keeps_its_deliver
     stopping, staying = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 20, key="k{}")
     held = stopping.lease()
-    engine.engine.set_prefetch(stopping, 0)
+    engine.engine.dispatch.set_prefetch(stopping, 0)
     engine.run_until_idle()
     assert stopping.partitions() == [] and len(staying.partitions()) == 4
     assert settle_all(staying) == 19
@@ -207,7 +207,7 @@ def test_draining_consumer_does_not_get_its_released_messages_back(make_engine: 
     engine = make_engine(partitions=2)
     stopping, staying = engine.worker(prefetch=10), engine.worker(prefetch=1)
     fill(engine, 8)
-    engine.engine.set_prefetch(stopping, 0)
+    engine.engine.dispatch.set_prefetch(stopping, 0)
     for delivery in stopping.lease_all():
         stopping.release(delivery)
     assert stopping.payloads() == []
@@ -219,10 +219,10 @@ def test_group_with_only_draining_consumers_delivers_nothing_until_one_resumes(
 ) -> None:
     engine = make_engine(partitions=2)
     worker = engine.worker(prefetch=5)
-    engine.engine.set_prefetch(worker, 0)
+    engine.engine.dispatch.set_prefetch(worker, 0)
     fill(engine, 3)
     assert worker.payloads() == []
-    engine.engine.set_prefetch(worker, 5)
+    engine.engine.dispatch.set_prefetch(worker, 5)
     assert len(worker.payloads()) == 3
 
 

@@ -19,7 +19,7 @@ from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest, MemoryBackend
 def reclaim(engine: EngineUnderTest, old: Delivery) -> Lease | None:
     group = engine.engine.queues["tasks"].groups["workers"]
     engine.engine.now = engine.loop.now
-    return engine.engine.reclaim_lease(group, old.name, old.token, "w")
+    return engine.engine.lease_lookup.reclaim_lease(group, old.name, old.token, "w")
 
 
 def settle_late(
@@ -33,23 +33,25 @@ def settle_late(
 
 
 def nack(engine: EngineUnderTest, old: Delivery, delay: float = -1.0) -> None:
-    settle_late(engine, old, lambda lease: engine.engine.nack(lease, delay, "no luck"))
+    settle_late(engine, old, lambda lease: engine.engine.settlement.nack(lease, delay, "no luck"))
 
 
 def reject(engine: EngineUnderTest, old: Delivery) -> None:
     settle_late(
         engine,
         old,
-        lambda lease: engine.engine.dead_letter(lease, "unacceptable", "makes no sense"),
+        lambda lease: engine.engine.settlement.dead_letter(
+            lease, "unacceptable", "makes no sense", True
+        ),
     )
 
 
 def release(engine: EngineUnderTest, old: Delivery) -> None:
-    settle_late(engine, old, lambda lease: engine.engine.release(lease))
+    settle_late(engine, old, lambda lease: engine.engine.settlement.release(lease))
 
 
 def extend(engine: EngineUnderTest, old: Delivery) -> None:
-    settle_late(engine, old, lambda lease: engine.engine.extend(lease))
+    settle_late(engine, old, lambda lease: engine.engine.settlement.extend(lease))
 
 
 def lease_before_crash(engine: EngineUnderTest) -> Delivery:
@@ -149,7 +151,9 @@ def test_extend_after_a_crash_renews_the_lease(make_engine: MakeEngine) -> None:
     engine.advance(seconds=20)
     assert other.lease_or_none() is None
     group = engine.group()
-    engine.engine.ack(engine.engine.find_lease(group, old.name, old.token, "w"))
+    engine.engine.settlement.ack(
+        engine.engine.lease_lookup.find_lease(group, old.name, old.token, "w")
+    )
     engine.run_until_idle()
     assert engine.ledger().acked == 1 and other.payloads() == [b"next"]
     assert verify(engine.engine.queues) == []
@@ -190,7 +194,7 @@ def test_late_settlement_is_refused_while_another_consumer_has_the_message(
     other.nack(redelivery, delay=50.0)
     assert reclaim(engine, old) is None, "it has failed at another consumer since"
     with pytest.raises(StaleDelivery):
-        engine.engine.find_lease(engine.group(), old.name, old.token, "w")
+        engine.engine.lease_lookup.find_lease(engine.group(), old.name, old.token, "w")
     assert verify(engine.engine.queues) == []
 
 
@@ -218,7 +222,9 @@ def test_late_settlement_does_not_overtake_an_earlier_message_of_its_key(
     engine.restart()
     group = engine.group()
     pid = group.cursors[0].partition.pid
-    lease = engine.engine.reclaim_lease(group, format_message_id(pid, 1), NO_TOKEN, "w")
+    lease = engine.engine.lease_lookup.reclaim_lease(
+        group, format_message_id(pid, 1), NO_TOKEN, "w"
+    )
     assert (lease is None) == (ordering == STRICT), "as if the ack of the first had been lost"
     assert verify(engine.engine.queues) == []
     assert engine.worker("other").payloads() == [b"first"]
@@ -256,7 +262,7 @@ def test_uncommitted_message_cannot_be_settled_by_a_token_of_a_previous_run() ->
     name = format_message_id(queue.partitions[0].pid, 0)
     group = queue.groups["workers"]
     for token in (NO_TOKEN, DeliveryToken(5, 1, 1)):
-        assert not engine.engine.ack_late(group, name, token, "w")
-        assert engine.engine.reclaim_lease(group, name, token, "w") is None
+        assert not engine.engine.lease_lookup.ack_late(group, name, token, "w")
+        assert engine.engine.lease_lookup.reclaim_lease(group, name, token, "w") is None
     backend.store.release()
     assert engine.worker("w").ack_all() == [b"job"]

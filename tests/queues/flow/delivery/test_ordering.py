@@ -192,7 +192,7 @@ def test_partition_gate_opens_when_the_older_messages_expire(make_engine: MakeEn
     engine.publish(b"new", key=key)
     engine.advance(seconds=31)
     worker.is_open = True
-    engine.engine.schedule_dispatch(worker)
+    engine.engine.dispatch_schedule.add(worker)
     assert worker.ack_all() == [b"new"]
 
 
@@ -282,7 +282,7 @@ def test_priority_message_behind_a_gate_does_not_block_older_ones_of_its_key(
     engine.reconfigure(partitions=5)
     engine.publish(b"urgent", key=key, priority=9)
     worker.is_open = True
-    engine.engine.schedule_dispatch(worker)
+    engine.engine.dispatch_schedule.add(worker)
     assert worker.ack_all() == [b"old", b"newer", b"urgent"]
 
 

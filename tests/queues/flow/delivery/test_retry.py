@@ -174,7 +174,7 @@ def test_thousand_concurrent_failures_keep_order_and_lose_no_message(
     for number in range(1000):
         engine.send(b"%d" % number)
     for delivery in worker.lease_all():
-        worker.under_test.engine.nack(delivery.lease, -1.0, "")
+        worker.under_test.engine.settlement.nack(delivery.lease, -1.0, "")
     engine.advance(seconds=6)
     assert sorted(worker.ack_all(), key=int) == [b"%d" % number for number in range(1000)]
 

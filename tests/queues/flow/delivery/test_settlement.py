@@ -134,7 +134,7 @@ def test_late_ack_counts_while_the_message_waits_for_a_consumer(make_engine: Mak
     engine.advance(seconds=40)
     worker.ack(delivery)
     worker.is_open = True
-    engine.engine.schedule_dispatch(worker)
+    engine.engine.dispatch_schedule.add(worker)
     worker.ack(worker.lease())
     assert engine.ledger().acked == 2
 
@@ -188,13 +188,19 @@ def test_without_a_token_only_the_holder_may_settle(engine: EngineUnderTest) -> 
     delivery = worker.lease()
     group = engine.group()
     with pytest.raises(StaleDelivery):
-        engine.engine.find_lease(group, delivery.name, NO_TOKEN, "another client")
-    assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "w").seq == delivery.seq
-    assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "").seq == delivery.seq
+        engine.engine.lease_lookup.find_lease(group, delivery.name, NO_TOKEN, "another client")
+    assert (
+        engine.engine.lease_lookup.find_lease(group, delivery.name, NO_TOKEN, "w").seq
+        == delivery.seq
+    )
+    assert (
+        engine.engine.lease_lookup.find_lease(group, delivery.name, NO_TOKEN, "").seq
+        == delivery.seq
+    )
     with pytest.raises(UnknownDelivery):
-        engine.engine.find_lease(group, b"no such id", NO_TOKEN, "w")
+        engine.engine.lease_lookup.find_lease(group, b"no such id", NO_TOKEN, "w")
     with pytest.raises(UnknownDelivery):
-        engine.engine.find_lease(group, b"ffff-ffff", NO_TOKEN, "w")
+        engine.engine.lease_lookup.find_lease(group, b"ffff-ffff", NO_TOKEN, "w")
 
 
 def test_message_is_identified_by_the_id_of_its_publisher(engine: EngineUnderTest) -> None:
@@ -277,7 +283,7 @@ def test_token_from_before_a_crash_settles_nothing(engine: EngineUnderTest) -> N
 def ack_late(engine: EngineUnderTest, old: Delivery) -> bool:
     """Acknowledge a delivery of a previous run; return whether that counts."""
     group = engine.engine.queues["tasks"].groups["workers"]
-    counted = engine.engine.ack_late(group, old.name, old.token, "w")
+    counted = engine.engine.lease_lookup.ack_late(group, old.name, old.token, "w")
     engine.run_until_idle()
     return counted
 
@@ -321,5 +327,5 @@ def test_settling_twice_is_refused(engine: EngineUnderTest) -> None:
     with pytest.raises(UnknownDelivery):
         worker.ack(delivery)
     # Acknowledging the lease itself again changes nothing either.
-    engine.engine.ack(delivery.lease)
+    engine.engine.settlement.ack(delivery.lease)
     assert engine.ledger().acked == 1

@@ -136,7 +136,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
             return
         if self._engine.publishing.unavailable_reason:
             try:
-                self._engine.check_store_available()
+                self._engine.publishing.check_store_available()
             except QueueError as error:
                 session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
                 return
@@ -222,7 +222,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         error_text = WRITE_TOPIC_HELP
         try:
             if client_end >= 0:
-                self._engine.check_store_available()
+                self._engine.publishing.check_store_available()
                 client = topic[len(WRITE_PREFIX) : client_end].decode()
                 self._engine.exclusive.publish(
                     client, build_message(will, topic[client_end + 1 :]), self._engine.now
@@ -230,7 +230,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
                 return
         except QueueError as error:
             error_text = str(error)
-        self._engine.warn(f"a will for {will.topic.decode()} was not stored: {error_text}")
+        self._engine.state.warn(f"a will for {will.topic.decode()} was not stored: {error_text}")
 
     # ---- subscribing
 
@@ -369,12 +369,12 @@ class ExclusiveQueueHandler(NamespaceHandler):
             owner = exclusive.owners.get(session.client_id)
             subscriber = session.exclusive_subscriber
             if owner is None or subscriber is None or owner.subscriber is not subscriber:
-                self._engine.warn(
+                self._engine.state.warn(
                     f"{session.client_id} was subscribed to its queue, but was not served"
                 )
                 self._join(session, request.identifier, "")
             elif exclusive.restart_stalled_read(subscriber):
-                self._engine.warn(
+                self._engine.state.warn(
                     f"the store did not return values of {session.client_id}: reading them again"
                 )
 

@@ -52,7 +52,7 @@ class BoundQueues(BindingTarget):
             message = self._builder.build_bound_copy(packet, queue)
             self.copy_to_bound_queues(queue, message)
             if not queue.rules.schema or self._schemas.fits_schema(queue, message):
-                self._engine.publish(queue, message, None, 0)
+                self._engine.publishing.publish(queue, message, None, 0)
             copies += 1
         return copies
 
@@ -80,10 +80,10 @@ class BoundQueues(BindingTarget):
             copy.expires = message.expires
             self._copy(queue, copy, visited | {queue.name})
             if not queue.rules.schema or self._schemas.fits_schema(queue, copy):
-                self._engine.publish(queue, copy, None, 0)
+                self._engine.publishing.publish(queue, copy, None, 0)
 
     def warn(self, text: str) -> None:
-        self._engine.warn(text)
+        self._engine.state.warn(text)
 
     def rebuild(self) -> None:
         """Recompute which plain topics are bound, after a queue was created, changed or deleted."""
@@ -117,7 +117,7 @@ class BoundQueues(BindingTarget):
             return False
         if topic_filter not in self._ignored_bindings:
             self._ignored_bindings.add(topic_filter)
-            self._engine.warn(
+            self._engine.state.warn(
                 f"queue {queue.name!r} ignores a binding of {levels} levels: "
                 f"a cluster routes by at most {MAX_BINDING_LEVELS}. "
                 "Change the bindings of the queue"

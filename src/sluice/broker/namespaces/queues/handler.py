@@ -153,10 +153,10 @@ class QueueHandler(NamespaceHandler):
                 self._ack_after_commit(session, packet)
         elif packet.qos > 0:
             inbound = session.inbound
-            engine.publish(queue, message, inbound, inbound.make_tag(packet))
+            engine.publishing.publish(queue, message, inbound, inbound.make_tag(packet))
             inbound.expect_commit(packet)
         else:
-            engine.publish(queue, message, None, 0)
+            engine.publishing.publish(queue, message, None, 0)
         self._router.apply_backpressure(connection)
 
     def _find_queue(self, parsed: QueueTopic) -> Queue | None:
@@ -186,7 +186,7 @@ class QueueHandler(NamespaceHandler):
         self.bindings.copy_to_bound_queues(queue, message)
         if queue.rules.schema and not self.schemas.fits_schema(queue, message):
             return False
-        self.engine.publish(queue, message, None, 0)
+        self.engine.publishing.publish(queue, message, None, 0)
         return True
 
     def publish_will(self, will: Publish, session: Session | None) -> None:
@@ -206,9 +206,9 @@ class QueueHandler(NamespaceHandler):
             message = self._builder.build_message(will)
             self.bindings.copy_to_bound_queues(queue, message)
             if not queue.rules.schema or self.schemas.fits_schema(queue, message):
-                self.engine.publish(queue, message, None, 0)
+                self.engine.publishing.publish(queue, message, None, 0)
         except QueueError as error:
-            self.engine.warn(f"a will for {will.topic.decode()} was not stored: {error}")
+            self.engine.state.warn(f"a will for {will.topic.decode()} was not stored: {error}")
 
     # ---- queues
 
@@ -238,7 +238,7 @@ class QueueHandler(NamespaceHandler):
             raise InvalidQueueName(name, fault)
         if not is_allowed and not self.service.creates_on_use(name):
             raise QueueNotCreated(name, "queues.auto_create is false for it")
-        queue = self.engine.get_or_create_queue(name)
+        queue = self.engine.lifecycle.get_or_create_queue(name)
         self.on_queue_created(queue)
         return queue
 
@@ -249,7 +249,7 @@ class QueueHandler(NamespaceHandler):
         """
         self._begin_command()
         self.queue_subscriptions.on_queue_deleting(queue)
-        self.engine.delete_queue(queue)
+        self.engine.lifecycle.delete_queue(queue)
         if queue.rules.bindings:
             self.bindings.rebuild()
 
@@ -299,7 +299,7 @@ class QueueHandler(NamespaceHandler):
         try:
             self.queue_subscriptions.subscribe(session, topic_filter, options, immediately=True)
         except QueueError as error:
-            self.engine.warn(f"{session.client_id} could not be subscribed again: {error}")
+            self.engine.state.warn(f"{session.client_id} could not be subscribed again: {error}")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         self._begin_command()

@@ -18,7 +18,7 @@ from sluice.broker.sessions import UNBUILT_PACKET, Delivery
 from sluice.broker.turn import Turn
 from sluice.message import Message
 from sluice.queues.engine import Engine
-from sluice.queues.flow import format_iso_time
+from sluice.queues.flow import Settlement, format_iso_time
 from sluice.queues.model import Consumer, Lease
 from sluice.queues.names import write_hex, write_hex_16
 from sluice.queues.ports import ConnectionState
@@ -136,6 +136,7 @@ class QueueConsumer(Consumer):
         super().__init__(session.client_id, prefetch, priority, is_exclusive)
         self.identity = session.identity
         self._engine: Engine = engine
+        self._settlement: Settlement = engine.settlement
         self._turn: Turn = turn
         self.session: Session = session
         self._memberships: QueueMemberships = open_memberships(session)
@@ -216,19 +217,19 @@ class QueueConsumer(Consumer):
         """Ack a delivery by its PUBACK, or nack it if the PUBACK has a failure reason."""
         self._begin_command()
         if reason < 0x80:
-            self._engine.ack(lease)
+            self._settlement.ack(lease)
         else:
-            self._engine.nack(lease, -1.0, f"the consumer's PUBACK has reason 0x{reason:02x}")
+            self._settlement.nack(lease, -1.0, f"the consumer's PUBACK has reason 0x{reason:02x}")
 
     def on_too_large(self, lease: Lease) -> None:
         """Nack a delivery that exceeds the client's packet size: another consumer may accept it."""
         self._begin_command()
-        self._engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
+        self._settlement.nack(lease, -1.0, "larger than the consumer's maximum packet size")
 
     def schedule_dispatch(self) -> None:
         """Dispatch to this consumer at the end of the turn: it has capacity again."""
         self._turn.schedule_flush()
-        self._engine.schedule_dispatch(self)
+        self._engine.dispatch_schedule.add(self)
 
     def _write_delivery(
         self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64

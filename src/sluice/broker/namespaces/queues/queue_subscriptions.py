@@ -147,9 +147,9 @@ class PresenceTask(SlicedTask):
             # Otherwise it has left the queue meanwhile.
             if find_consumer(self._session, consumer.queue) is consumer:
                 if self._is_away:
-                    self._engine.pause(consumer)
+                    self._engine.dispatch.set_paused(consumer, True)
                 else:
-                    self._engine.resume(consumer)
+                    self._engine.dispatch.set_paused(consumer, False)
         if not self._consumers:
             memberships = find_memberships(self._session)
             if memberships is not None and memberships.presence_task is self:
@@ -225,7 +225,7 @@ class QueueSubscriptions:
                             # Refuse an invalid start before any queue is joined.
                             resolve_start(queue, options.start)
                         new_partitions += len(queue.partitions)
-            self._engine.check_group_limit(options.group, int(new_partitions))
+            self._engine.lifecycle.check_group_limit(options.group, int(new_partitions))
             self._remove_wildcard(session, topic_filter)
             wildcard = WildcardSubscription(session, topic_filter, pattern, qos, options)
             self._wildcards.append(wildcard)
@@ -240,7 +240,7 @@ class QueueSubscriptions:
                 return TOPIC_FILTER_INVALID, error_text
             named = self._engine.queues.get(parsed.queue)
             if named is not None and options.group not in named.groups:
-                self._engine.check_group_limit(options.group, len(named.partitions))
+                self._engine.lifecycle.check_group_limit(options.group, len(named.partitions))
             is_new = named is None or options.group not in named.groups
             target = self._open_queue(parsed.queue, session) if named is None else named
             notice = _replace_earlier(session, topic_filter, parsed.queue, options.group)
@@ -258,7 +258,7 @@ class QueueSubscriptions:
             f"new group {group!r} has its name from the generated client id {client_id!r}: "
             "it keeps messages when the client is gone. Set consumer-group, or a client id"
         )
-        self._engine.warn(warning)
+        self._engine.state.warn(warning)
         return warning
 
     def is_joining(self, session: Session) -> bool:
@@ -324,13 +324,13 @@ class QueueSubscriptions:
                 ):
                     existing.priority = options.priority
                     existing.is_exclusive = options.exclusive
-                    engine.resume(existing)
-                engine.set_prefetch(existing, prefetch)
+                    engine.dispatch.set_paused(existing, False)
+                engine.dispatch.set_prefetch(existing, prefetch)
                 return
             self.leave(existing)
         group = queue.groups.get(options.group)
         if group is None:
-            group = engine.get_or_create_group(
+            group = engine.lifecycle.get_or_create_group(
                 queue, options.group, resolve_start(queue, options.start)
             )
         consumer = QueueConsumer(
@@ -349,9 +349,9 @@ class QueueSubscriptions:
             options.extra_properties,
         )
         open_memberships(session).consumers[queue.name] = consumer
-        engine.join(queue, group, consumer)
+        engine.dispatch.join(group, consumer)
         if session.connection is None:
-            engine.pause(consumer)
+            engine.dispatch.set_paused(consumer, True)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Unsubscribe and return whether the subscription existed."""
@@ -382,7 +382,7 @@ class QueueSubscriptions:
         memberships = find_memberships(consumer.session)
         if memberships is not None:  # None: the session has ended, and its list with it
             memberships.blocked.remove(consumer)
-        self._engine.leave(consumer)
+        self._engine.dispatch.leave(consumer)
 
     def _remove_wildcard(self, session: Session, topic_filter: bytes) -> None:
         for wild in self._wildcards:
@@ -426,11 +426,11 @@ class QueueSubscriptions:
         for consumer in self._orphaned_consumers.pop(queue.name, []):
             if find_consumer(consumer.session, queue.name) is consumer:
                 consumer.in_flight = 0
-                self._engine.join(
-                    queue, self._engine.get_or_create_group(queue, consumer.group_name), consumer
+                self._engine.dispatch.join(
+                    self._engine.lifecycle.get_or_create_group(queue, consumer.group_name), consumer
                 )
                 if consumer.session.connection is None:
-                    self._engine.pause(consumer)
+                    self._engine.dispatch.set_paused(consumer, True)
 
     def join_wildcards(self, queue: Queue) -> None:
         for wild in self._wildcards:
@@ -451,7 +451,7 @@ class QueueSubscriptions:
     def resume(self, session: Session) -> None:
         for consumer in list_consumers(session):
             if consumer.identity != session.identity:
-                self._engine.set_identity(consumer, session.identity)
+                self._engine.dispatch.set_identity(consumer, session.identity)
         self._set_presence(session, False)
 
     def _set_presence(self, session: Session, is_away: bool) -> None:

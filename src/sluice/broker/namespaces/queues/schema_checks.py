@@ -42,7 +42,7 @@ class SchemaChecks:
 
         A message that does not fit goes to the invalid-message queue. It is refused if there is
         none, or if that queue cannot be created. A payload that is too large is not checked,
-        because that could take long: `Engine.publish` refuses it.
+        because that could take long: `Publishing.publish` refuses it.
         """
         if len(message.payload) > queue.rules.max_message_size:
             return True

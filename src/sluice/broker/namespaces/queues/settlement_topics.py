@@ -42,7 +42,7 @@ from sluice.errors import (
 )
 from sluice.metrics import Counters
 from sluice.queues.engine import Engine
-from sluice.queues.flow import DeliveryToken
+from sluice.queues.flow import DeliveryToken, LeaseLookup, Settlement
 from sluice.queues.model import DEAD_LETTERING, Group, Lease, Queue
 from sluice.wire.packets import Publish
 
@@ -72,6 +72,8 @@ class SettlementTopics:
     def __init__(self, engine: Engine, counters: Counters) -> None:
         self._counters: Counters = counters
         self._engine: Engine = engine
+        self._lease_lookup: LeaseLookup = engine.lease_lookup
+        self._settlement: Settlement = engine.settlement
         self._options = PublishOptions()  # reused: of the current packet
         self._token = DeliveryToken()  # reused: the token of the current settlement
         # Deliveries of the current packet whose bodies are read for their dead letters.
@@ -121,7 +123,7 @@ class SettlementTopics:
         tag = inbound.make_tag(packet)
         if self._dead_lettering:
             inbound.defer_receipt(packet)
-            self._engine.add_settlement_waiter(inbound, tag, self._dead_lettering)
+            self._engine.pending_dead_letters.add_waiter(inbound, tag, self._dead_lettering)
             self._dead_lettering = []
         else:
             self._engine.frame_builder.add_commit_waiter(inbound, tag)
@@ -151,7 +153,7 @@ class SettlementTopics:
         """Settle one delivery; `position` is its position in the log, if the token has it."""
         group = settler.group
         identity = settler.identity
-        engine = self._engine
+        lookup = self._lease_lookup
         delay = -1.0
         reason = ""
         if verb == NACK and self._options.delay:
@@ -159,7 +161,7 @@ class SettlementTopics:
         elif verb == REJECT:
             reason = self._read_reason()
         try:
-            lease = engine.find_lease(
+            lease = lookup.find_lease(
                 group,
                 message_id,
                 token,
@@ -169,32 +171,34 @@ class SettlementTopics:
             is_known = isinstance(error, StaleDelivery)
             if not token.counter and not self._may_settle_late(settler, message_id, is_known):
                 raise
-            if verb == ACK and engine.ack_late(group, position or message_id, token, identity):
+            if verb == ACK and lookup.ack_late(group, position or message_id, token, identity):
                 return
             reclaimed = (
-                engine.reclaim_lease(group, position or message_id, token, identity)
+                lookup.reclaim_lease(group, position or message_id, token, identity)
                 if verb != ACK
                 else None
             )
             if reclaimed is None:
-                if token.counter and engine.is_token_forged(
+                if token.counter and lookup.is_token_forged(
                     group, position or message_id, token, identity, is_known
                 ):
                     raise WrongToken(message_id.decode("utf-8", "replace")) from None
                 raise
             lease = reclaimed
         if verb == ACK:
-            engine.ack(lease)
+            self._settlement.ack(lease)
             return
         try:
             if verb == NACK:
-                engine.nack(lease, delay, self._options.description.decode())
+                self._settlement.nack(lease, delay, self._options.description.decode())
             elif verb == REJECT:
-                engine.dead_letter(lease, reason, self._options.description.decode())
+                self._settlement.dead_letter(
+                    lease, reason, self._options.description.decode(), True
+                )
             elif verb == EXTEND:
-                engine.extend(lease)
+                self._settlement.extend(lease)
             else:
-                engine.release(lease)
+                self._settlement.release(lease)
         finally:
             # Also when a resent packet is too late, which MQTT 3.1.1 acknowledges as a success.
             if lease.state == DEAD_LETTERING:
@@ -214,7 +218,7 @@ class SettlementTopics:
         if (
             settler.is_member
             and not is_known
-            and self._engine.is_from_previous_run(settler.group, message_id)
+            and self._lease_lookup.is_from_previous_run(settler.group, message_id)
         ):
             raise TokenNeeded(message_id.decode("utf-8", "replace")) from None
         return False
