@@ -52,6 +52,11 @@ SERVER: dict[str, str] = {
     "container or machine (`80%`) or a size (`2GiB`): above it, the broker refuses everything "
     "that it would have to store until it is 5 % below; `off`: no check. See "
     "[operations.md](operations.md#memory)",
+    "processes.count": "how many processes run this node, on the embedded store: a number, or "
+    "`auto` for one per core; see [processes.md](processes.md)",
+    "processes.cells": "parts that queues and sessions are divided into, each with a log of its "
+    "own; fixed when the data directory is created; 0: as many as cores, at most 8, at least one "
+    "per process",
     "limits.group_expiry": "a group that has had no consumer for this long is deleted, with the "
     "messages that only it had not settled, and logged; `0s`: never. Groups that Spark reads are "
     "not deleted. After a restart the time starts again",

@@ -13,7 +13,7 @@ import resource
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
+from sluice.processes.cell_directory import read_cells
 from sluice.queues.service import QueueTemplates
 from sluice.units import Address
 
@@ -65,12 +66,18 @@ DISCONNECT_SECONDS = 2.0  # time for clients to read DISCONNECT when the broker 
 def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
     """Run the broker until SIGTERM or SIGINT. `read_settings` reads them again, on SIGHUP."""
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
-    if settings.cluster.coordinator == "off":
-        uvloop.run(run(settings, read_settings))
-    else:
+    if settings.cluster.coordinator != "off":
         from sluice import cluster_app
 
         uvloop.run(cluster_app.run(settings, read_settings))
+    elif settings.store == "embedded" and (
+        settings.processes.count != 1 or read_cells(settings.data)
+    ):
+        from sluice.processes import start
+
+        start.serve(settings, read_settings)
+    else:
+        uvloop.run(run(settings, read_settings))
 
 
 async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None:
@@ -113,12 +120,12 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
         )
         watch_memory(watermark, broker)
         are_listeners_open.set()
-        opened: list[Listener | OpenListener] = [*listeners, *admin_listeners]
+        opened = addresses_by_name([*listeners, *admin_listeners])
         SysTopics(broker, __version__).start()
         tune_garbage_collector()
         ready_text = format_ready_line(opened, settings.store)
         print(ready_text, flush=True)
-        log.info("ready", extra={listener.name: listener.address for listener in opened})
+        log.info("ready", extra=opened)
         notifier.notify_ready(ready_text)
         await stop.wait()
         notifier.notify_stopping()
@@ -217,10 +224,12 @@ async def open_listeners(
     connect: Callable[[], object],
     listeners: list[Listener],
     has_ambient_credentials: bool,
+    is_port_shared: bool = False,
 ) -> None:
     """Open every configured listener and add it to `listeners` at once, so that it gets closed.
 
-    `ambient`: a client may be admitted without sending a secret.
+    `has_ambient_credentials`: a client may be admitted without sending a secret.
+    `is_port_shared`: other processes of this node listen at the same ports.
     """
     listen = settings.listen
     tls = make_tls_context(settings) if listen.mqtts or listen.wss else None
@@ -240,6 +249,7 @@ async def open_listeners(
                 settings.mqtt.max_packet_size,
                 settings.mqtt.connect_timeout,
                 AllowedOrigins(settings.mqtt.ws_origins, has_ambient_credentials, address.host),
+                is_port_shared,
             )
             listeners.append(listener)
 
@@ -252,11 +262,12 @@ def make_admin_server(
     watermark: MemoryWatermark,
     listeners: Sequence[Listener],
     directory: Directory | None = None,
+    are_peers_local: bool = False,
 ) -> AdminServer | None:
     """Return the server of the admin APIs, or None if all of them are off.
 
     `listeners` will hold the open MQTT listeners. In a cluster, `directory` tells which node owns
-    which cell.
+    which cell. `are_peers_local`: the other nodes are processes of this machine, without TLS.
     """
     if settings.http is None and settings.grpc is None:
         return None
@@ -286,8 +297,10 @@ def make_admin_server(
         ),
         listeners=lambda: {one.name: one.address for one in list(listeners)},
         directory=directory,
-        peer_tls=make_node_tls(settings) if settings.tls.http else None,
-        peer_grpc_ca=read_node_ca(settings) if settings.tls.grpc else None,
+        peer_tls=make_node_tls(settings) if settings.tls.http and not are_peers_local else None,
+        peer_grpc_ca=(
+            read_node_ca(settings) if settings.tls.grpc and not are_peers_local else None
+        ),
     )
     return AdminServer(loop_bridge, admin_authenticator, options)
 
@@ -394,10 +407,15 @@ def make_grpc_tls(settings: Settings) -> grpc_server.GrpcTls:
     return grpc_server.GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
 
 
-def format_ready_line(listeners: Sequence[Listener | OpenListener], store: str) -> str:
+def addresses_by_name(listeners: Sequence[Listener | OpenListener]) -> dict[str, str]:
+    return {listener.name: listener.address for listener in listeners}
+
+
+def format_ready_line(listeners: Mapping[str, str], store: str) -> str:
+    """Return the ready line with the addresses of the listeners, by name."""
     parts = [
         f"sluice {__version__} ready",
-        *(f"{listener.name}={listener.address}" for listener in listeners),
+        *(f"{name}={address}" for name, address in listeners.items()),
     ]
     return " ".join([*parts, f"store={hide_secrets(store)}", f"pid={os.getpid()}"])
 

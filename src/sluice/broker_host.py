@@ -209,7 +209,8 @@ class BrokerHost(CommitListener):
             self._core.broker,
             store,
             build_mode(),
-            has_segment_files=self._settings.store == "embedded",
+            # Bulk readers know the files of one store.
+            has_segment_files=self._settings.store == "embedded" and self._cell_store is None,
             store_status=store_status,
         )
 

@@ -22,6 +22,7 @@ from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.server import AdminServer, OpenListener
 from sluice.admin.service import AdminService
 from sluice.app import (
+    addresses_by_name,
     format_ready_line,
     make_admin_server,
     make_authenticators,
@@ -37,11 +38,18 @@ from sluice.broker.broker import Broker
 from sluice.broker.net import ConnectionLimits, Listener
 from sluice.broker.sys_topics import SysTopics
 from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
-from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
+from sluice.cluster.bootstrap import (
+    ProcessSlot,
+    make_coordinator,
+    make_link_key,
+    make_peer_links,
+    make_process_coordinator,
+    node_info,
+)
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.client_ingress import ClientIngress
 from sluice.cluster.failure_detector import FailureDetector
-from sluice.cluster.membership import CoordinatorError, Directory, NodeInfo
+from sluice.cluster.membership import CoordinatorError, Directory, NodeInfo, ProcessKv
 from sluice.cluster.node import Node
 from sluice.config.queue_settings import make_templates
 from sluice.config.settings import Settings
@@ -58,15 +66,24 @@ MAX_REJOIN_DELAY_SECONDS = 30.0  # up to this
 READY_TIMEOUT_SECONDS = 30.0  # a start waits this long for every cell to have an owner
 
 
-async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None:
-    """Run a node until SIGTERM or SIGINT."""
+async def run(
+    settings: Settings,
+    read_settings: Callable[[], Settings],
+    slot: ProcessSlot | None = None,
+) -> None:
+    """Run a node until SIGTERM or SIGINT. With a `slot` it is one process of a node."""
     # Without this gRPC writes a line to stderr for every node that leaves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    stop_on_signals(loop, stop)
-    notifier = SystemdNotifier(os.environ)
-    server = ClusterServer(settings, stop.set)
+    if slot is None:
+        stop_on_signals(loop, stop)
+    else:
+        # Both may come twice, from a terminal or from systemd and from the supervisor.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    notifier = SystemdNotifier(os.environ if slot is None else {})  # the supervisor notifies
+    server = ClusterServer(settings, stop.set, slot)
     loop.set_exception_handler(server.on_loop_error)
     loop.add_signal_handler(
         signal.SIGHUP,
@@ -75,10 +92,13 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
     try:
         await server.start()
         tune_garbage_collector()
-        opened: list[Listener | OpenListener] = [*server.listeners, *server.admin_listeners]
+        opened = addresses_by_name([*server.listeners, *server.admin_listeners])
         ready_text = format_ready_line(opened, settings.store)
-        print(ready_text, flush=True)
-        log.info("ready", extra={listener.name: listener.address for listener in opened})
+        if server.process_kv is None:
+            print(ready_text, flush=True)
+        else:
+            server.process_kv.report_ready(opened)
+        log.info("ready", extra=opened)
         notifier.notify_ready(ready_text)
         await stop.wait()
         notifier.notify_stopping()
@@ -92,10 +112,20 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
 
 
 class ClusterServer:
-    """One node: its listeners, cells, admin APIs and membership."""
+    """One node: its listeners, cells, admin APIs and membership.
 
-    def __init__(self, settings: Settings, on_failure: Callable[[], object]) -> None:
+    `on_failure` is called when the node must stop: after a failure, or by its supervisor.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_failure: Callable[[], object],
+        slot: ProcessSlot | None = None,
+    ) -> None:
         self._settings = settings
+        self._slot = slot
+        self.process_kv = ProcessKv(slot.channel, on_failure) if slot is not None else None
         self._on_failure = on_failure
         self.failure: BrokerBroken | None = None
         self._loop = asyncio.get_running_loop()
@@ -104,8 +134,13 @@ class ClusterServer:
         self.admin_listeners: list[OpenListener] = []
         self.authenticator, self.admin_authenticator = make_authenticators(settings)
         self.templates = make_templates(settings)
-        self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
-        self.transport = make_peer_links(settings.cluster, self._owner)
+        cluster = settings.cluster
+        if slot is not None and self.process_kv is not None:
+            self.coordinator = make_process_coordinator(self.process_kv, slot, cluster.cells)
+            self.transport = make_peer_links(cluster, self._owner, slot.link_path)
+        else:
+            self.coordinator = make_coordinator(cluster, settings.store, settings.redis.prefix)
+            self.transport = make_peer_links(cluster, self._owner)
         self.node = Node(
             settings.cluster.cells, self._owner_id, self.transport, settings.cluster.publish_timeout
         )
@@ -156,7 +191,11 @@ class ClusterServer:
         self._warn_of_risks()
         self.authenticator.attach_many(self._brokers, self._loop)
         await open_listeners(
-            settings, self._make_ingress, self.listeners, self.authenticator.has_ambient_credentials
+            settings,
+            self._make_ingress,
+            self.listeners,
+            self.authenticator.has_ambient_credentials,
+            is_port_shared=self._slot is not None,
         )
         await self.transport.open()
         await self._open_admin()
@@ -168,7 +207,8 @@ class ClusterServer:
         SysTopics(self._node_broker, __version__, self._brokers).start()
         watch_memory(self._watermark, self._node_broker)
         with suppress(TimeoutError):
-            async with asyncio.timeout(READY_TIMEOUT_SECONDS):
+            # Cells of another process may be loaded for long, and no other node could take them.
+            async with asyncio.timeout(READY_TIMEOUT_SECONDS if self._slot is None else None):
                 await self.cells.wait_settled()
 
     def _warn_of_risks(self) -> None:
@@ -193,7 +233,7 @@ class ClusterServer:
             lambda: list(self.cells.open_cells),
             lambda: self.cells.load_timeouts,
         )
-        name = node_info(cluster, self.transport.address).name
+        name = node_info(cluster, self.transport.link).name
         service = ClusterAdminService(
             directory, lambda: self.services, name, hide_secrets(self._settings.store), build_mode()
         )
@@ -206,6 +246,7 @@ class ClusterServer:
             self._watermark,
             self.listeners,
             directory,
+            are_peers_local=self._slot is not None,
         )
         if self.admin_server is not None:
             self.admin_listeners = await self.admin_server.start()
@@ -228,12 +269,11 @@ class ClusterServer:
 
     async def _join(self) -> None:
         """Join the cluster as a new incarnation."""
-        listeners: list[Listener | OpenListener] = [*self.listeners, *self.admin_listeners]
-        addresses = {listener.name: listener.address for listener in listeners}
+        addresses = addresses_by_name([*self.listeners, *self.admin_listeners])
         key = await make_link_key(self._settings.cluster, self.coordinator)
         me = node_info(
             self._settings.cluster,
-            self.transport.address,
+            self.transport.link,
             addresses.get("mqtt", ""),
             addresses.get("http", ""),
             addresses.get("grpc", ""),
@@ -292,7 +332,7 @@ class ClusterServer:
 
     async def _wait_until_reachable(self) -> None:
         """Wait until other nodes can reach this one, which is why it was evicted."""
-        me = node_info(self._settings.cluster, self.transport.address)
+        me = node_info(self._settings.cluster, self.transport.link)
         deadline = self._loop.time() + MAX_REJOIN_DELAY_SECONDS
         while self._loop.time() < deadline:
             others = [node for node in self.coordinator.nodes.values() if node.name != me.name]

@@ -11,6 +11,7 @@ from sluice.admin.queries import LossTracker
 from sluice.clock import steady_time
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
+from sluice.processes.cell_directory import cell_store_path
 from sluice.queues.engine import Engine
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
@@ -69,9 +70,12 @@ def open_store_of(
     if settings.store == "memory":
         return OpenedStore(MemoryStore(loop.call_soon))
     if settings.store == "embedded":
+        directory = (
+            settings.data if cell_store is None else cell_store_path(settings.data, cell_store.cell)
+        )
         return OpenedStore(
             EmbeddedStore(
-                str(settings.data),
+                str(directory),
                 loop.call_soon_threadsafe,
                 events.on_failure,
                 salvage=settings.salvage,

@@ -56,6 +56,7 @@ COMPOSITION_MODULES = frozenset(
         "cluster_app",
         "cli",
         "config",
+        "processes",
         "store_opener",
         "__main__",
     }

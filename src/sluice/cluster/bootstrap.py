@@ -10,12 +10,39 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from sluice.cluster.membership import CoordinationKv, Coordinator, Membership, NodeInfo
+from sluice.cluster.membership import (
+    LEASE_SECONDS,
+    CoordinationKv,
+    Coordinator,
+    Membership,
+    NodeInfo,
+    ProcessKv,
+)
 from sluice.cluster.settings import ClusterSettings
 from sluice.cluster.transport import LinkKey, LinkOptions, LinkTls, PeerLinks
 from sluice.errors import ConfigError
 from sluice.units import Address, parse_address
+
+
+@dataclass(frozen=True)
+class ProcessSlot:
+    """The place of this process among the processes of one node."""
+
+    number: int  # from 1 on
+    count: int  # of processes
+    channel: socket.socket  # to the supervisor
+    link_path: Path  # the Unix socket for links from the other processes
+
+    @property
+    def name(self) -> str:
+        return process_name(self.number)
+
+
+def process_name(number: int) -> str:
+    return f"process-{number}"
 
 
 def make_coordinator(settings: ClusterSettings, store: str, prefix: str) -> Membership:
@@ -24,6 +51,12 @@ def make_coordinator(settings: ClusterSettings, store: str, prefix: str) -> Memb
     `store` and `prefix` are the URL and key prefix of Redis, which can also be the coordinator.
     """
     return Membership(make_kv(settings, store, prefix), settings.cells, settings.etcd_lease_ttl)
+
+
+def make_process_coordinator(kv: ProcessKv, slot: ProcessSlot, cells: int) -> Membership:
+    """Return the coordinator of a process: its supervisor, and cells that do not move."""
+    names = tuple(process_name(number) for number in range(1, slot.count + 1))
+    return Membership(kv, cells, LEASE_SECONDS, names)
 
 
 def make_kv(settings: ClusterSettings, store: str, prefix: str) -> CoordinationKv:
@@ -49,8 +82,11 @@ def make_kv(settings: ClusterSettings, store: str, prefix: str) -> CoordinationK
 
 
 def make_peer_links(
-    settings: ClusterSettings, owner_of: Callable[[int], NodeInfo | None]
+    settings: ClusterSettings,
+    owner_of: Callable[[int], NodeInfo | None],
+    path: Path | None = None,
 ) -> PeerLinks:
+    """Return the links, over a Unix socket if there is a `path` for it."""
     tls = None
     if (
         settings.tls_cert is not None
@@ -58,7 +94,9 @@ def make_peer_links(
         and settings.tls_ca is not None
     ):
         tls = LinkTls(settings.tls_cert, settings.tls_key, settings.tls_ca)
-    options = LinkOptions(settings.listen, settings.name, settings.heartbeat, settings.silence, tls)
+    options = LinkOptions(
+        settings.listen, settings.name, settings.heartbeat, settings.silence, tls, path
+    )
     return PeerLinks(options, owner_of)
 
 
@@ -70,18 +108,18 @@ async def make_link_key(settings: ClusterSettings, coordinator: Coordinator) -> 
 
 def node_info(
     settings: ClusterSettings,
-    link: Address,
+    link: str,
     mqtt: str = "",
     http: str = "",
     grpc: str = "",
     key: str = "",
 ) -> NodeInfo:
     """Describe a new incarnation of this node. The addresses are those of its listeners."""
-    name = settings.node or f"{socket.gethostname()}:{link.port}"
+    name = settings.node or f"{socket.gethostname()}:{parse_address(link).port}"
     return NodeInfo(
         id=f"{name}-{os.urandom(4).hex()}",
         name=name,
-        link=str(settings.advertise_link or _advertised_address(settings, str(link))),
+        link=str(settings.advertise_link or _advertised_address(settings, link)),
         mqtt=_advertised_address(settings, mqtt),
         http=_advertised_address(settings, http),
         grpc=_advertised_address(settings, grpc),

@@ -27,6 +27,7 @@ from sluice.cluster.membership import (
     CoordinatorError,
     NodeInfo,
     names_avoiding,
+    names_with_cells,
     place_cells,
 )
 from sluice.cluster.node import Node
@@ -126,7 +127,7 @@ class Cells:
 
     def _current_placement(self) -> list[str]:
         nodes = self._coordinator.nodes
-        names = tuple(sorted({node.name for node in nodes.values()}))
+        names = names_with_cells(self._coordinator)
         avoided = names_avoiding(nodes, self._coordinator.avoided)
         if (names, avoided) != self._placed_for:
             self._placed_for = (names, avoided)
@@ -212,6 +213,8 @@ class Cells:
 
     def _may_be_quicker(self, number: int) -> bool:
         """Return whether there is another live node that has not been too slow for this cell."""
+        if self._coordinator.expected_names:
+            return False
         nodes = self._coordinator.nodes
         avoiding = names_avoiding(nodes, self._coordinator.avoided).get(number, [])
         this_node = self.this_node

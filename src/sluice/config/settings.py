@@ -20,6 +20,7 @@ from sluice.broker.net import origin_error
 from sluice.cluster.settings import ClusterSettings
 from sluice.config.setting_types import ConfigSection, Seconds, duration_between, number_between
 from sluice.process.memory_watermark import parse_memory_limit
+from sluice.processes.cell_directory import MAX_CELLS
 from sluice.units import Address, parse_address, parse_duration
 from sluice.wire.topics import topic_filter_error
 
@@ -44,6 +45,10 @@ def _parse_session_expiry(value: object) -> int:
         return ceil(parse_duration(value))
     except ValueError as fault:
         raise ValueError(f'{fault}, or "never"') from None
+
+
+def _parse_process_count(value: object) -> object:
+    return 0 if value == "auto" else value
 
 
 def _check_file_exists(path: Path) -> Path:
@@ -174,6 +179,15 @@ class LimitSettings(ConfigSection):
     )
     # groups without consumers are deleted after this time; 0: never
     group_expiry: Annotated[Seconds, duration_between(0, 100 * 365 * 86400)] = 0.0
+
+
+class ProcessSettings(ConfigSection):
+    """The processes of this node, with the embedded store."""
+
+    # 0 or "auto": one per core, at most one per cell
+    count: Annotated[int, BeforeValidator(_parse_process_count), number_between(0, MAX_CELLS)] = 1
+    # fixed when the data directory is created; 0: by the number of cores
+    cells: Annotated[int, number_between(0, MAX_CELLS)] = 0
 
 
 class EcqSettings(ConfigSection):
@@ -307,6 +321,7 @@ class Settings(ConfigSection):
     queues: QueueSettings = QueueSettings()
     disk: DiskSettings = DiskSettings()
     limits: LimitSettings = LimitSettings()
+    processes: ProcessSettings = ProcessSettings()
     ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
     redis: RedisSettings = RedisSettings()
@@ -346,6 +361,30 @@ class Settings(ConfigSection):
             raise ValueError(
                 f"cluster.coordinator = {self.cluster.coordinator} needs a store that all nodes "
                 "share; set store = redis://HOST:PORT"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Settings:
+        """Refuse several processes where their cells would have no files."""
+        processes = self.processes
+        if processes.count == 1:
+            return self
+        count = processes.count or "auto"
+        if self.store != "embedded":
+            raise ValueError(
+                f"processes.count = {count} needs the embedded store; with a store in "
+                "Redis start several nodes of a cluster on this machine instead"
+            )
+        if self.cluster.coordinator != "off":
+            raise ValueError(
+                f"processes.count = {count} and cluster.coordinator = "
+                f"{self.cluster.coordinator} are both given; give one of them"
+            )
+        if 0 < processes.cells < processes.count:
+            raise ValueError(
+                f"processes.cells = {processes.cells} is less than processes.count = "
+                f"{count}; each process has at least one cell"
             )
         return self
 

@@ -53,10 +53,12 @@ async def open_listener(
     max_packet_size: int,
     handshake_timeout: float,
     origins: AllowedOrigins = ANY_ORIGIN,
+    is_port_shared: bool = False,
 ) -> Listener:
     """Open the listener `name`: mqtt, mqtts, ws or wss.
 
-    `origins` are the web pages that may open a WebSocket.
+    `origins` are the web pages that may open a WebSocket. `is_port_shared`: other processes listen
+    at the same port, and the kernel chooses one for each connection.
     """
     try:
         if name in ("ws", "wss"):
@@ -68,6 +70,7 @@ async def open_listener(
                 max_frame=max(max_packet_size, MIN_FRAME_LIMIT),
                 handshake_timeout=handshake_timeout,
                 origins=origins,
+                is_port_shared=is_port_shared,
             )
         else:
             server = await asyncio.get_running_loop().create_server(
@@ -77,6 +80,7 @@ async def open_listener(
                 ssl=tls,
                 backlog=BACKLOG,
                 reuse_address=True,
+                reuse_port=is_port_shared,
                 ssl_handshake_timeout=handshake_timeout if tls else None,
             )
     except OSError as fault:

@@ -81,6 +81,7 @@ async def serve_websocket(
     handshake_timeout: float,
     paths: Collection[str] = ("/mqtt", "/"),
     origins: AllowedOrigins = ANY_ORIGIN,
+    is_port_shared: bool = False,
 ) -> asyncio.Server:
     """Listen, and create one connection per completed handshake.
 
@@ -110,6 +111,7 @@ async def serve_websocket(
         read_buffer_init_size=2048,  # the minimum: an idle connection keeps this buffer
         use_aiofastnet=False,  # uvloop's transports and TLS, the same as on the TCP listener
         backlog=BACKLOG,
+        reuse_port=is_port_shared,
         ssl=ssl,
         **(timeouts if ssl else {}),
     )

@@ -73,6 +73,12 @@ def serve(
             metavar="DIR", help="Directory of the embedded store; sluice-data unless given."
         ),
     ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Run this many processes on the embedded store; auto: one per core."
+        ),
+    ] = None,
     salvage: Annotated[
         bool | None,
         typer.Option(
@@ -101,6 +107,7 @@ def serve(
         ("--grpc", ("grpc",)): grpc,
         ("--store", ("store",)): store,
         ("--data", ("data",)): data,
+        ("--processes", ("processes", "count")): processes,
         ("--salvage", ("salvage",)): salvage,
         ("--log-level", ("log", "level")): log_level,
         ("--log-format", ("log", "format")): log_format,

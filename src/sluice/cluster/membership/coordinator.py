@@ -67,6 +67,12 @@ def names_avoiding(
     return {cell: names for cell, names in found.items() if names}
 
 
+def names_with_cells(coordinator: Coordinator) -> tuple[str, ...]:
+    """Return the names of the nodes that cells are placed on: the expected ones, or the live."""
+    live = {node.name for node in dict(coordinator.nodes).values()}
+    return coordinator.expected_names or tuple(sorted(live))
+
+
 class Coordinator(Protocol):
     """Membership as this node sees it. All of it belongs to one event loop.
 
@@ -77,6 +83,8 @@ class Coordinator(Protocol):
     claims: dict[int, str]  # by cell, the id of the node that owns it, dead or alive
     suspicions: dict[str, set[str]]  # by node id, the ids of the nodes that suspect it
     avoided: dict[int, set[str]]  # by cell, the ids of the nodes that could not load it in time
+    # Nodes that keep their cells while they are restarted; empty: cells of a dead node move.
+    expected_names: tuple[str, ...]
     on_change: Callable[[], None]  # one of the dictionaries has changed
     # This node was evicted, or may have been: it owns nothing from this moment on.
     on_lost: Callable[[], None]

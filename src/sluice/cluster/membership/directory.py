@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.cluster.membership.coordinator import Coordinator, NodeInfo, names_avoiding
+from sluice.cluster.membership.coordinator import (
+    Coordinator,
+    NodeInfo,
+    names_avoiding,
+    names_with_cells,
+)
 from sluice.cluster.membership.placement import place_cells
 from sluice.placement import cell_of, cell_of_queue
 
@@ -107,7 +112,7 @@ class Directory:
         placement = (
             place_cells(
                 self.cells,
-                [node.name for node in nodes.values()],
+                names_with_cells(self._coordinator),
                 names_avoiding(nodes, {key: set(by) for key, by in avoided.items()}),
             )
             or [""] * self.cells

@@ -35,11 +35,18 @@ READ_BACK_SECONDS: Final = 5.0  # how long we wait to see our own writes
 class Membership:
     """A `Coordinator` on a `CoordinationKv`."""
 
-    def __init__(self, kv: CoordinationKv, cells: int, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        kv: CoordinationKv,
+        cells: int,
+        lease_seconds: float,
+        expected_names: tuple[str, ...] = (),
+    ) -> None:
         self.nodes: dict[str, NodeInfo] = {}
         self.claims: dict[int, str] = {}
         self.suspicions: dict[str, set[str]] = {}
         self.avoided: dict[int, set[str]] = {}
+        self.expected_names = expected_names
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._kv = kv

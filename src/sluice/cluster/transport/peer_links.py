@@ -16,7 +16,7 @@ from sluice.cluster.transport.known_nodes import KnownNodes
 from sluice.cluster.transport.link_acceptor import LinkAcceptor
 from sluice.cluster.transport.link_authentication import LinkKey
 from sluice.cluster.transport.link_connection import LinkConnection
-from sluice.cluster.transport.link_sockets import LinkOptions, LinkSockets
+from sluice.cluster.transport.link_sockets import UNIX_PREFIX, LinkOptions, LinkSockets
 from sluice.cluster.transport.outgoing_link import OutgoingLink, ping
 from sluice.cluster.transport.refusal_log import RefusalLog
 from sluice.cluster.transport.streams import (
@@ -56,6 +56,12 @@ class PeerLinks:
         self._outgoing: dict[str, OutgoingLink] = {}
         self._closing: set[asyncio.Task[None]] = set()  # of outgoing links
         self._refusals = RefusalLog("link not established", self._loop.time)
+
+    @property
+    def link(self) -> str:
+        """Return the link address under which other processes of this machine reach this node."""
+        path = self.options.path
+        return str(self.address) if path is None else f"{UNIX_PREFIX}{path}"
 
     async def open(self) -> None:
         """Listen for other nodes. Call it before registering, so that they can connect at once."""

@@ -1,0 +1,153 @@
+"""Composes a node with several processes: settings of each, shared ports, supervisor.
+
+Each process is a node of a cluster on this machine (`cluster_app`), with cells on embedded stores.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Final
+
+import uvloop
+
+from sluice.app import check_settings, format_ready_line
+from sluice.cluster.bootstrap import ProcessSlot, process_name
+from sluice.config.settings import Settings
+from sluice.errors import ConfigError, SluiceError
+from sluice.process.memory_watermark import (
+    MIN_LIMIT_BYTES,
+    parse_memory_limit,
+    read_available_bytes,
+)
+from sluice.process.systemd import SystemdNotifier
+from sluice.processes.cell_directory import CellDirectory, read_cells
+from sluice.processes.shared_ports import SharedPorts
+from sluice.processes.supervisor import Supervisor
+from sluice.units import Address, parse_address
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CELLS: Final = 8  # at most, unless more processes are asked for
+# The supervisor notices the end of a process at once. This is for a process that hangs, and must be
+# longer than a busy machine can delay one.
+SILENCE_SECONDS: Final = 10.0
+HEARTBEAT_SECONDS: Final = 1.0
+HTTP_MODULE: Final = "sluice.admin.server"  # loaded once, for all processes and restarts
+
+
+def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
+    """Run the processes until SIGTERM or SIGINT."""
+    for problem in check_settings(settings):
+        raise problem
+    count, cells = _choose_numbers(settings)
+    directory = CellDirectory(settings.data)
+    cells = directory.open(cells)
+    ports = SharedPorts()
+    try:
+        _check_numbers(settings, count, cells)
+        settings = settings.model_copy(update={"listen": ports.reserve(settings.listen)})
+        import_module("sluice.cluster_app")
+        if settings.http is not None:
+            import_module(HTTP_MODULE)
+        notifier = SystemdNotifier(os.environ)
+
+        def announce(listeners: dict[str, str]) -> None:
+            text = format_ready_line(listeners, settings.store)
+            print(text, flush=True)
+            notifier.notify_ready(text)
+
+        run_process = partial(_run_process, settings, read_settings, directory, count, cells)
+        supervisor = Supervisor(count, run_process, announce)
+        code = supervisor.run()
+    finally:
+        ports.close()
+        directory.close()
+    if code:
+        sys.exit(code)
+
+
+def _choose_numbers(settings: Settings) -> tuple[int, int]:
+    """Return how many processes to start, and how many cells a new directory gets."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    cells = settings.processes.cells or max(settings.processes.count, min(cores, DEFAULT_CELLS))
+    existing = read_cells(settings.data)
+    return settings.processes.count or min(cores, existing or cells), cells
+
+
+def _check_numbers(settings: Settings, count: int, cells: int) -> None:
+    """Refuse settings that the existing cells do not permit."""
+    data, configured = settings.data, settings.processes.cells
+    if cells < count:
+        raise ConfigError(
+            f"{data} has {cells} cells, too few for {count} processes",
+            f"Set processes.count = {cells} or less (--processes {cells}): each process has at "
+            "least one cell, and the number of cells is fixed when the directory is created",
+        )
+    if configured not in (0, cells):
+        raise ConfigError(
+            f"{data} has {cells} cells, and processes.cells is {configured}",
+            f"Leave it out, or set processes.cells = {cells}: the number is fixed when the "
+            "directory is created",
+        )
+
+
+def _run_process(
+    settings: Settings,
+    read_settings: Callable[[], Settings],
+    directory: CellDirectory,
+    count: int,
+    cells: int,
+    number: int,
+    channel: socket.socket,
+    listeners: dict[str, str],
+) -> int:
+    """Run one process, in itself; return its exit code."""
+    from sluice import cluster_app
+
+    slot = ProcessSlot(number, count, channel, directory.link_path(number))
+    own = _settings_of_process(settings, number, count, cells, listeners)
+    try:
+        uvloop.run(cluster_app.run(own, read_settings, slot))
+    except SluiceError as refusal:
+        print(f"sluice: {refusal}", file=sys.stderr)
+        return 2 if isinstance(refusal, ConfigError) else 1
+    return 0
+
+
+def _settings_of_process(
+    settings: Settings, number: int, count: int, cells: int, listeners: dict[str, str]
+) -> Settings:
+    """Return the settings of a process: a node of the cluster with a share of the memory.
+
+    The first process has the listeners of the admin APIs, at the same ports after a restart. The
+    others have listeners on loopback, which only the first one uses.
+    """
+    cluster = settings.cluster.model_copy(
+        update={
+            "node": process_name(number),
+            "cells": cells,
+            "heartbeat": HEARTBEAT_SECONDS,
+            "silence": SILENCE_SECONDS,
+        }
+    )
+    changes: dict[str, object] = {"cluster": cluster}
+    for name, configured in (("http", settings.http), ("grpc", settings.grpc)):
+        if number > 1 and configured is not None:
+            changes[name] = Address("127.0.0.1", 0)
+        elif name in listeners:
+            changes[name] = parse_address(listeners[name])
+    if number > 1:
+        changes["tls"] = settings.tls.model_copy(update={"http": False, "grpc": False})
+    memory = parse_memory_limit(settings.limits.memory, read_available_bytes)
+    if memory:
+        share = max(memory // count, MIN_LIMIT_BYTES)
+        changes["limits"] = settings.limits.model_copy(update={"memory": str(share)})
+    return settings.model_copy(update=changes)
