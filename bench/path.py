@@ -107,8 +107,8 @@ class Disk:
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
         return self._store.open(loader)
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self._store.commit(frame, count, sync, self._defer(done))
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
+        return self._store.commit(frame, count, sync, self._defer(done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._store.read(addresses, self._defer(done))

@@ -165,7 +165,7 @@ def test_path_that_is_too_long_or_not_as_traced_is_found() -> None:
     assert fault.startswith("publish passes 21 files, not 20: m0, ")
     turns = [call("a.in", 0), call("b.x", 1)] * (tracing.MAX_ENTRIES + 1)
     assert tracing.too_long({"publish": tracing.Trace(turns)}) == [
-        "publish enters a 8 times, not 7"
+        "publish enters a 3 times, not 2"
     ]
 
     path = "c.end last\na.in first\nd.gone\n"

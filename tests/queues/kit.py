@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from sluice.message import Message, decode_headers
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.bulk.start_position import resolve_start
-from sluice.queues.commit_loop import CommitListener, CommitLoop
+from sluice.queues.commit_loop import CommitListener, CommitLoop, read_messages
 from sluice.queues.engine import Engine
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
@@ -157,8 +157,8 @@ class RecordingStore:
         self.seal_segment = store.seal_segment
         self.close = store.close
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self._store.commit(frame, count, sync, _CountedCallback(self, done))
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
+        return self._store.commit(frame, count, sync, _CountedCallback(self, done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self.reads.append(list(addresses))
@@ -621,7 +621,7 @@ class EngineUnderTest:
 
     def read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self.commit_loop.reads.read_messages([(partition, seq)], found.extend)
+        read_messages(self.commit_loop, [(partition, seq)], found.extend)
         self.run_until_idle()
         message = found[0]
         assert message is not None

@@ -7,6 +7,7 @@ every message is in a possible state; and after a drain nothing is left.
 from __future__ import annotations
 
 from sluice.message import Message, decode_headers
+from sluice.queues.commit_loop import read_messages
 from sluice.queues.model.delivery_lease import DEAD_LETTERING, WAITING
 from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import verify
@@ -164,7 +165,7 @@ class Checker(Environment):
                 locations.append((partition, seq))
                 seq = int(partition.first_live(seq + 1))
         found: list[Message | None] = []
-        self.commit_loop.reads.read_messages(locations, found.extend)
+        read_messages(self.commit_loop, locations, found.extend)
         self._run_all()
         serials: dict[tuple[int, int], int] = {}
         for (partition, seq), message in zip(locations, found, strict=True):
@@ -185,7 +186,7 @@ class Checker(Environment):
                     if partition.holds(seq)
                 ]
                 found: list[Message | None] = []
-                self.commit_loop.reads.read_messages(locations, found.extend)
+                read_messages(self.commit_loop, locations, found.extend)
                 self._run_all()
                 for message in found:
                     assert message is not None

@@ -154,9 +154,10 @@ class SnapshotCopier(LoggedStore):
         super().__init__(store, oracle)
         self.on_frame_sent = on_frame_sent
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        super().commit(frame, count, sync, done)
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
+        next_address = super().commit(frame, count, sync, done)
         self.on_frame_sent()
+        return next_address
 
 
 class CompactedWorld:

@@ -85,9 +85,9 @@ class LoggedStore:
         self.seal_segment = store.seal_segment
         self.close = store.close
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
         self.oracle.frames += 1
-        self.inner.commit(
+        return self.inner.commit(
             frame, count, sync, _Committed(self.oracle, self.oracle.frames, sync, done)
         )
 

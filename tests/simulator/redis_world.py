@@ -76,8 +76,8 @@ class RedisBehindProxy:
     def next_frame_address(self) -> int:
         return self.inner.next_frame_address()
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self.inner.commit(frame, count, sync, self._run.count_pending(done))
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
+        return self.inner.commit(frame, count, sync, self._run.count_pending(done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self.inner.read(addresses, self._run.count_pending(done))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sluice.errors import QueueFull, StaleDelivery, UnknownDelivery
 from sluice.message import Message, decode_headers
+from sluice.queues.commit_loop import read_messages
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.group import Group
 from sluice.queues.model.queue import Queue
@@ -471,7 +472,7 @@ class World(Checker):
             return
         partition, seq = self.rng.choice(locations)
         found: list[Message | None] = []
-        self.commit_loop.reads.read_messages([(partition, seq)], found.extend)
+        read_messages(self.commit_loop, [(partition, seq)], found.extend)
         self._run_all()
         if not found or found[0] is None or not partition.holds(seq):
             return

@@ -15,7 +15,7 @@ from sluice.broker.broker import Broker
 from sluice.broker.namespaces import QueueHandler
 from sluice.errors import UnknownQueue
 from sluice.message import Message
-from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.commit_loop import CommitLoop, read_messages
 from sluice.queues.engine import Engine
 from sluice.queues.log import PURGED
 from sluice.queues.model import Queue
@@ -72,7 +72,7 @@ class BrokerFacade:
             if not waiter.done():
                 waiter.set_result(found)
 
-        self.commit_loop.reads.read_messages(locations, done)
+        read_messages(self.commit_loop, locations, done)
         found = await waiter
         self.sync_clock()
         return found

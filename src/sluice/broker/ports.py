@@ -39,8 +39,9 @@ class ConnectionPort(Deadline):
         """Return the output buffer of this turn and register the connection to be flushed."""
         raise NotImplementedError
 
-    def flush(self) -> None:
-        """Write the turn's output to the transport in one piece."""
+    def flush(self) -> BytesWriter | None:
+        """Write the turn's output to the transport in one piece; return the buffer that it used."""
+        raise NotImplementedError
 
     def send_ack(self, kind: i64, packet_id: i64, reason: i64, reason_string: str) -> None: ...
 

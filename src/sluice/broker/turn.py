@@ -87,11 +87,6 @@ class Turn:
         """Return an empty buffer from the pool. A connection without output holds no buffer."""
         return self._buffer_pool.pop() if self._buffer_pool else BytesWriter()
 
-    def return_buffer(self, buffer: BytesWriter) -> None:
-        if len(buffer) <= MAX_POOLED_BUFFER_BYTES and len(self._buffer_pool) < MAX_POOLED_BUFFERS:
-            buffer.truncate(0)
-            self._buffer_pool.append(buffer)
-
     def flush(self) -> None:
         """End the turn: apply batches, commit its records, and write to the connections.
 
@@ -109,11 +104,19 @@ class Turn:
         self._with_output = []
         for connection in connections:
             try:
-                connection.flush()
+                buffer = connection.flush()
             except (OSError, RuntimeError) as error:
                 # The transport failed. Only this connection ends.
                 connection.log("write failed", {"peer": connection.peer(), "fault": str(error)})
                 connection.abort()
+                continue
+            if (
+                buffer is not None
+                and len(buffer) <= MAX_POOLED_BUFFER_BYTES
+                and len(self._buffer_pool) < MAX_POOLED_BUFFERS
+            ):
+                buffer.truncate(0)
+                self._buffer_pool.append(buffer)
 
 
 class PeriodicTask(Deadline):

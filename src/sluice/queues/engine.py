@@ -1,12 +1,12 @@
 """The queue engine: commands and the time go in; records, deliveries and acknowledgements come out.
 
-The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its caller
-(`commit_loop`, a test, the simulator) does four things: call commands with `now` set, commit
-closed frames to the store and report their commit, carry out effects, and call `tick` when a timer
-is due.
+The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its callers
+call commands with `now` set. The commit loop closes the frame, commits it to the store and reports
+the commit to the parts that wait for it, carries out effects, and calls `tick` when `wake_at` is
+due.
 
-    publish ─▶ frame_builder ─▶ take_frame … store … on_frame_committed ─▶ notifications
-               of publishers, and dispatch ─▶ Consumer.deliver
+    publish ─▶ frame_builder ─▶ frame … store … on_frame_committed ─▶ notifications of publishers,
+               and dispatch ─▶ Consumer.deliver
     settle  ─▶ cursor ─▶ frame_builder (a note); dispatch to the consumer at the end of the turn
     fail    ─▶ a retry (a note, and an entry in the timer heap), or dead_letters
 
@@ -49,7 +49,6 @@ from sluice.queues.log import (
     FIRST_OWNER_PID,
     FIRST_STATE_PID,
     BrokerState,
-    Frame,
     FrameBuilder,
     NoteWriter,
     SegmentUsage,
@@ -97,6 +96,7 @@ class Engine:
         self.segment_usage: SegmentUsage = state.segment_usage
         self.codec: Codec = codec if codec is not None else Codec()
         self._draw = draw
+        self.wake_at: float = 0.0  # when `tick` is due after this turn; 0.0: never
 
         # Values and state that have their own records.
         self.broker_state: BrokerState = BrokerState(self.frame_builder, self.segment_usage)
@@ -113,21 +113,23 @@ class Engine:
 
         # Parts that store and remove messages.
         self.removal: Removal = Removal(state, schedule, self.timers, self.body_cache)
-        self._appender: Appender = Appender(state, self.timers, self.body_cache, self.codec)
-        self.compaction: KeyCompaction = KeyCompaction(
-            state, schedule, self.removal, self._appender
-        )
+        self.appender: Appender = Appender(state, self.timers, self.body_cache, self.codec)
+        self.compaction: KeyCompaction = KeyCompaction(state, schedule, self.removal, self.appender)
         self.lifecycle: Lifecycle = Lifecycle(
             state, schedule, self.timers, self.removal, self.body_cache, rules_for
         )
         self.dead_letters: DeadLetters = DeadLetters(
-            state, self.lifecycle, self.compaction, read_content_type or _no_content_type
+            state,
+            self.lifecycle,
+            self.compaction,
+            self.appender,
+            read_content_type or _no_content_type,
         )
         self.retention: Retention = Retention(
             state, self.timers, self.removal, self.dead_letters, body_reads
         )
         self.publishing: Publishing = Publishing(
-            state, self._appender, self.compaction, self.removal, self.dead_letters
+            state, self.appender, self.compaction, self.removal, self.dead_letters
         )
 
         self.schedules: Schedules = Schedules(state, self.publishing, self.lifecycle)
@@ -147,7 +149,7 @@ class Engine:
             ack_rows if ack_rows is not None else RowBudget(),
         )
         self.commands: MessageCommands = MessageCommands(
-            state, schedule, self.timers, self.removal, self._appender, self.settlement
+            state, schedule, self.timers, self.removal, self.appender, self.settlement
         )
         self.id_searches: IdSearches = IdSearches(state.effects, self.codec)
         self.lease_lookup: LeaseLookup = LeaseLookup(
@@ -178,9 +180,9 @@ class Engine:
         # Operations on many messages.
         self.bulk_progress: BulkProgress = BulkProgress(state, self.removal)
         self.batches: BatchWriting = BatchWriting(
-            state, self.compaction, self.dead_letters, self.publishing
+            state, self.appender, self.compaction, self.dead_letters, self.publishing
         )
-        self.redrive: Redrive = Redrive(state, self.removal, self._appender, self.compaction)
+        self.redrive: Redrive = Redrive(state, self.removal, self.appender, self.compaction)
 
     @property
     def now(self) -> float:
@@ -208,33 +210,18 @@ class Engine:
             note = NoteWriter(notes.TOKEN_SECRET)
             note.write_bytes(secret)
             # Without the secret, tokens that clients hold cannot be verified.
-            self.state.add_note(note, True)
+            self.frame_builder.add_note(note, self.state.now_ms(), True)
         self.tokens.start_run(secret, run, first)
 
     def end_turn(self) -> Effects:
         """Dispatch to consumers that settled something; return what the caller has to do."""
-        self._dispatch_scheduled()
-        self.pending_dead_letters.end_turn()
-        return self.state.effects.take()
-
-    def _dispatch_scheduled(self) -> None:
         if self.dispatch_schedule.has_work():
             self.dispatch.end_turn()
         if self.exclusive.scheduled_subscribers:
             self.exclusive.dispatch_scheduled(self.state.now)
-
-    def take_frame(self) -> Frame:
-        """Close the open frame. Call `frame_builder.begin_frame` next, before any other command."""
-        frame = self.frame_builder.close(self.state.now_ms())
-        self._appender.on_frame_closed()
-        self.exclusive.on_frame_closed()
-        return frame
-
-    def on_frame_committed(self, frame: Frame) -> None:
-        """Acknowledge the frame's messages to publishers and deliver them to consumers."""
-        self.publishing.on_frame_committed(frame)
-        self.dispatch.on_frame_committed(frame)
-        self.exclusive.on_frame_committed(self.frame_builder.base_address(), self.state.now)
+        self.pending_dead_letters.end_turn()
+        self.wake_at = self.next_wakeup_at()
+        return self.state.effects.take()
 
     def on_read_done(self, read: BodyRead, records: list[bytes | None]) -> None:
         if read.search is not None:
@@ -270,15 +257,13 @@ class Engine:
 
     # ---- time
 
-    def tick(self, now: float) -> float:
-        """Run the timers that are due. Return the time of the next call, 0.0 for none."""
+    def tick(self, now: float) -> None:
+        """Run the timers that are due."""
         self.state.now = now
         self._run_due_timers()
         self.schedules.run_due()
         if self.exclusive.sweep_due_at and self.exclusive.sweep_due_at <= now:
             self.exclusive.apply_retention(now)
-        self._dispatch_scheduled()
-        return self.next_wakeup_at()
 
     def _run_due_timers(self) -> None:
         timers = self.timers

@@ -191,7 +191,7 @@ class MemoryStore:
     def next_frame_address(self) -> int:
         return self._log.next_address()
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
         self._check_open()
         self._last_frame += 1
         new_frame = _Frame(self.next_frame_address(), frame, count, self._last_frame)
@@ -200,6 +200,7 @@ class MemoryStore:
         self._frames.setdefault(int(self._log.segment), []).append(new_frame)
         self._log.append(len(frame))
         self._submit(_PendingWrite(new_frame, sync, b"", [], 0, 0, done))
+        return self.next_frame_address()
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._check_open()

@@ -216,8 +216,10 @@ class Store(Protocol):
     def next_frame_address(self) -> int:
         """Return the address that the first record of the next frame will have."""
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
         """Persist a frame of `count` records, then call `done` in the loop's thread.
+
+        Return the address that the first record of the next frame will have.
 
         `done` means that a crash can no longer lose the frame (with `sync`: nor a power cut). Calls
         of `done` keep the order of commits. The caller commits one frame at a time and waits for

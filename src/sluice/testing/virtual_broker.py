@@ -21,6 +21,7 @@ from sluice.client import Client
 from sluice.client.queues import SendOptions
 from sluice.errors import UnknownGroup, UnknownQueue
 from sluice.message import Message, decode_headers
+from sluice.queues.commit_loop import read_messages
 from sluice.queues.model import Alert, Ledger, Partition, Queue, build_ledger, verify
 from sluice.queues.names import format_message_id
 from sluice.queues.service import QueueTemplates, Template
@@ -235,7 +236,7 @@ class VirtualBroker:
 
     def _read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self._commit_loop.reads.read_messages([(partition, seq)], found.extend)
+        read_messages(self._commit_loop, [(partition, seq)], found.extend)
         self.time.run_ready()
         assert found[0] is not None
         return found[0]

@@ -53,8 +53,8 @@ class Disk:
 
         return counted
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self._store.commit(frame, count, sync, self._count(done))
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
+        return self._store.commit(frame, count, sync, self._count(done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._store.read(addresses, self._count(done))

@@ -421,7 +421,7 @@ def test_each_step_is_synced_before_it_is_acknowledged(tmp_path: Path, step: str
                 broker_state.record_received(7, 5, nth == 1, 0)
             else:
                 broker_state.record_sent(7, 5, 0 if nth else 3, 0)
-            frame = engine.take_frame()
+            frame = engine.frame_builder.close(0)
             commit(store, frame)
         disk.cut_after(0)
         store.store.close()

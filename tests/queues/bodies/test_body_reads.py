@@ -237,7 +237,7 @@ def test_message_just_moved_by_compaction_can_be_read(small: StoreBackend) -> No
     engine.publish(b"pin")
     partition = engine.queue().partitions[0]
     found: list[bytes | None] = []
-    engine.commit_loop.reads.read([int(partition.address(0))], found.extend)
+    engine.commit_loop.read([int(partition.address(0))], found.extend)
     engine.run_until_idle()
     data = found[0]
     assert data is not None and engine.engine.rewrite_record(data, partition.address(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.commit_loop import CommitLoop, read_messages
 from sluice.queues.engine import Engine
 from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue_rules import QueueRules
@@ -97,7 +97,8 @@ def test_read_messages_returns_stored_bodies_and_reports_deleted_ones(
     partition = engine.queue().partitions[0]
     engine.engine.removal.remove_for_all_groups(partition, 1, 3)
     found: list[bytes | None] = []
-    engine.commit_loop.reads.read_messages(
+    read_messages(
+        engine.commit_loop,
         [(partition, 0), (partition, 1)],
         lambda messages: found.extend(None if one is None else one.payload for one in messages),
     )

@@ -96,7 +96,7 @@ def stored_values(under_test: EngineUnderTest, client: str) -> dict[bytes, bytes
         addresses.append(int(owner.address(slot)))
         slot = owner.slot_after(owner.seq(slot))
     found: list[bytes | None] = []
-    under_test.commit_loop.reads.read(addresses, found.extend)
+    under_test.commit_loop.read(addresses, found.extend)
     under_test.run_until_idle()
     values: dict[bytes, bytes] = {}
     for data in found:

@@ -508,7 +508,7 @@ def test_unanswered_read_is_repeated(engine: EngineUnderTest) -> None:
     assert subscriber.values() == [b"0", b"1", b"2"]
     assert not exclusive.restart_stalled_read(subscriber)
     records: list[bytes | None] = []
-    engine.commit_loop.reads.read(lost.addresses, records.extend)
+    engine.commit_loop.read(lost.addresses, records.extend)
     engine.run_until_idle()
     engine.engine.on_owner_read_done(lost, records)  # answered late
     assert subscriber.values() == [b"0", b"1", b"2"] and exclusive.cached_bytes == 0

@@ -77,7 +77,7 @@ def test_deleting_many_queues_leaves_nothing_behind(make_engine: MakeEngine) -> 
         )
     engine.run_until_idle()
     assert len(engine.engine.timers._expiries) < 1100
-    assert engine.engine.next_wakeup_at() == 0.0 or engine.engine.queues == {}
+    assert engine.engine.wake_at == 0.0 or engine.engine.queues == {}
 
 
 def test_shorter_delivery_timeout_applies_to_the_next_delivery_when_nothing_is_in_flight(

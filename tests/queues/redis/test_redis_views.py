@@ -308,7 +308,7 @@ def test_unknown_note_changes_nothing_and_is_stored(engine: EngineUnderTest) -> 
     engine.publish(b"job")
     note = NoteWriter(31)
     note.write_int(7)
-    engine.engine.state.add_note(note, True)
+    engine.engine.frame_builder.add_note(note, 0, True)
     engine.run_until_idle()
     backend = engine.backend
     assert isinstance(backend, RedisBackend)

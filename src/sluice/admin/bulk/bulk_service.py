@@ -262,7 +262,7 @@ class BulkService(BatchCommits, CommitListener):
             if not waiter.done():
                 waiter.set_result(found)
 
-        self._facade.commit_loop.reads.read(addresses, done)
+        self._facade.commit_loop.read(addresses, done)
         return await waiter
 
     # ---- progress

@@ -16,7 +16,7 @@ from sluice.admin.broker_facade import split_into_batches
 from sluice.clock import steady_time
 from sluice.errors import StoreDamaged, StoreError
 from sluice.queues.bodies import ZstdCodec
-from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.commit_loop import CommitLoop, read_messages
 from sluice.queues.engine import Engine
 from sluice.queues.model import QueueRules, verify
 from sluice.queues.service import EngineInspector, parse_stored_rules, stored_messages
@@ -108,7 +108,7 @@ def _find_unreadable(
     for queue in EngineInspector(engine).queues():
         for locations in split_into_batches(queue.locations()):
             read: list[Any] = []
-            commit_loop.reads.read_messages(locations, read.append)
+            read_messages(commit_loop, locations, read.append)
             while not read:
                 if failures:
                     return found

@@ -107,7 +107,7 @@ async def _read_records(facade: BrokerFacade, addresses: list[int]) -> list[byte
         if not waiter.done():
             waiter.set_result(found)
 
-    facade.commit_loop.reads.read(addresses, done)
+    facade.commit_loop.read(addresses, done)
     return await waiter
 
 

@@ -441,17 +441,15 @@ class Connection(ConnectionPort):
             self.broker.turn.register_output(self)
         return out
 
-    def flush(self) -> None:
-        """Write the turn's output to the transport in one piece."""
+    def flush(self) -> BytesWriter | None:
+        """Write the turn's output to the transport in one piece; return the buffer that it used."""
         out = self._out
-        if out is None:
-            return
-        self._out = None
-        data = out.getvalue()
-        self.broker.turn.return_buffer(out)
-        if not self.lost and data:
-            self.broker.counters.bytes_sent += len(data)
-            self.transport.write(data)
+        if out is not None:
+            self._out = None
+            if not self.lost and len(out):
+                self.broker.counters.bytes_sent += len(out)
+                self.transport.write(out.getvalue())
+        return out
 
     def send_ack(self, kind: i64, packet_id: i64, reason: i64, reason_string: str) -> None:
         write_ack(

@@ -15,7 +15,7 @@ from mypy_extensions import i64
 
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
-from sluice.queues.flow import DeadLetters, KeyCompaction, Publishing, free_length
+from sluice.queues.flow import Appender, DeadLetters, KeyCompaction, Publishing, free_length
 from sluice.queues.log import NoteReader, NoteWriter, notes
 from sluice.queues.model import DEAD_LETTER, DROP_OLDEST, EngineState, Queue, hash_key
 
@@ -200,11 +200,13 @@ class BatchWriting:
     def __init__(
         self,
         state: EngineState,
+        appender: Appender,
         compaction: KeyCompaction,
         dead_letters: DeadLetters,
         publishing: Publishing,
     ) -> None:
         self._state: EngineState = state
+        self._appender: Appender = appender
         self._compaction: KeyCompaction = compaction
         self._dead_letters: DeadLetters = dead_letters
         self._publishing: Publishing = publishing
@@ -251,9 +253,12 @@ class BatchWriting:
         return True
 
     def _append(self, queue: Queue, message: Message) -> bool:
-        if self._publishing.max_partition_length and not queue.rules.is_compacted:
+        if queue.rules.is_compacted:
+            self._compaction.store(queue, message)
+        elif self._publishing.max_partition_length:
             return self._publishing.append_within_limit(queue, message, True)
-        self._compaction.enqueue(queue, message)
+        else:
+            self._appender.append(queue, message, 0)
         return True
 
     def write_batch_note(self, app: str, batch: i64, rows: i64) -> None:
@@ -261,4 +266,4 @@ class BatchWriting:
         self.fences.put(app, batch, rows, self._state.now)
         note = NoteWriter(notes.BATCH_COMMITTED)
         _write_fence(note, app, BatchFence(batch, rows, self._state.now))
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)

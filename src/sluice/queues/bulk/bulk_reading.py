@@ -183,7 +183,7 @@ class BulkProgress:
         note.write_int(cursor.partition.pid)
         note.write_int(acknowledged_to)
         note.write_int(lost_to)
-        self._state.add_note(note, False)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
 
 def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:

@@ -2,8 +2,10 @@
 
 from sluice.queues.commit_loop.listener import CommitListener
 from sluice.queues.commit_loop.loop import CommitLoop
+from sluice.queues.commit_loop.message_reads import read_messages
 
 __all__ = [
     "CommitListener",
     "CommitLoop",
+    "read_messages",
 ]

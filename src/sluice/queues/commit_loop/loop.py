@@ -6,7 +6,8 @@ commit loop owns the engine's clock, its wake-ups and its reads; `housekeeping` 
 compacts segments. It knows nothing about sockets or MQTT.
 
     Turn.flush ─▶ end_turn ─▶ Engine.end_turn (dispatch), reads, submit_frame ─▶ Store.commit …
-    … _on_committed ─▶ Engine.on_frame_committed (publishers, dispatch) ─▶ end_turn ─▶ on_flush
+    … _on_committed ─▶ Publishing.on_frame_committed (PUBACKs), Dispatch.on_frame_committed
+                    ─▶ end_turn ─▶ on_flush
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from secrets import token_bytes
 from typing import Any
 
 from sluice.clock import Clock
-from sluice.queues.commit_loop.committed_reads import CommittedReads
 from sluice.queues.commit_loop.housekeeping import Housekeeping
 from sluice.queues.commit_loop.listener import CommitListener
 from sluice.queues.compacted import OwnerRead
@@ -77,7 +77,9 @@ class CommitLoop(Committer):
         # Callbacks that wait for a commit: of the frame in commit, and of the open frame.
         self._commit_waiters: list[Callable[[], None]] = []
         self._next_commit_waiters: list[Callable[[], None]] = []
-        self.reads: CommittedReads = CommittedReads(engine, store)
+        # Records at or above this address are not in the store yet; reads of them wait.
+        self._uncommitted_from: int = 0
+        self._deferred_reads: list[tuple[list[int], Callable[[list[bytes | None]], None]]] = []
         self.housekeeping: Housekeeping = Housekeeping(self, engine, store, call_later)
         self._listeners: list[CommitListener] = [self.housekeeping]
 
@@ -110,10 +112,10 @@ class CommitLoop(Committer):
 
     def start(self) -> None:
         engine = self.engine
-        self._begin_frame()
+        self._begin_frame(self._store.next_frame_address())
         run = int.from_bytes(self._random_bytes(RUN_BYTES), "little")
         engine.begin_tokens(self._random_bytes(SECRET_BYTES), run)
-        self.reads.on_committed_to(self._open_frame_from)
+        self._uncommitted_from = self._open_frame_from
         engine.exclusive.durable_before = self._open_frame_from
         self._set_timer(engine.next_wakeup_at())
 
@@ -159,7 +161,7 @@ class CommitLoop(Committer):
         self._read_and_commit()
         if effects.alerts or effects.warnings:
             self._report(effects.alerts, effects.warnings)
-        wake = engine.next_wakeup_at()
+        wake = engine.wake_at
         if wake and (self._wake_at == 0.0 or wake < self._wake_at):
             self._set_timer(wake)
 
@@ -178,7 +180,7 @@ class CommitLoop(Committer):
         addresses = reads[0].addresses
         if len(reads) > 1:
             addresses = [address for read in reads for address in read.addresses]
-        self.reads.read(addresses, partial(self._on_reads_done, reads))
+        self.read(addresses, partial(self._on_reads_done, reads))
 
     def _read_and_commit(self) -> None:
         if self._is_frozen:
@@ -187,7 +189,7 @@ class CommitLoop(Committer):
         if engine.exclusive.reads:
             owner_reads = engine.exclusive.reads
             engine.exclusive.reads = []
-            self.reads.read(
+            self.read(
                 [address for owner_read in owner_reads for address in owner_read.addresses],
                 partial(self._on_owner_reads_done, owner_reads),
             )
@@ -230,7 +232,7 @@ class CommitLoop(Committer):
 
     def submit_frame(self) -> None:
         """Close the open frame and submit it to the store; `can_submit_frame` must be true."""
-        frame = self.engine.take_frame()
+        frame = self._close_frame()
         self._frame_in_commit = frame
         self._commit_waiters = self._next_commit_waiters
         self._next_commit_waiters = []
@@ -243,13 +245,21 @@ class CommitLoop(Committer):
         else:
             self._on_committed()
 
-    def _commit(self, frame: Frame) -> None:
-        self._store.commit(frame.data, int(frame.count), frame.sync, self._on_committed)
-        self._begin_frame()
+    def _close_frame(self) -> Frame:
+        engine = self.engine
+        frame = engine.frame_builder.close(engine.state.now_ms())
+        engine.appender.on_frame_closed()
+        engine.exclusive.on_frame_closed()
+        return frame
 
-    def _begin_frame(self) -> None:
-        self._open_frame_from = self._store.next_frame_address()
-        self.engine.frame_builder.begin_frame(self._open_frame_from)
+    def _commit(self, frame: Frame) -> None:
+        self._begin_frame(
+            self._store.commit(frame.data, int(frame.count), frame.sync, self._on_committed)
+        )
+
+    def _begin_frame(self, address: int) -> None:
+        self._open_frame_from = address
+        self.engine.frame_builder.begin_frame(address)
 
     def seal_segment(self) -> bool:
         """Seal the open segment of the store while the open frame is empty.
@@ -258,9 +268,9 @@ class CommitLoop(Committer):
         """
         if not self._store.seal_segment():
             return False
-        self._begin_frame()
+        self._begin_frame(self._store.next_frame_address())
         if self._frame_in_commit is None:
-            self.reads.on_committed_to(self._open_frame_from)
+            self._on_committed_to(self._open_frame_from)
         return True
 
     def _on_committed(self) -> None:
@@ -268,14 +278,18 @@ class CommitLoop(Committer):
         if frame is None or not self.is_running():
             return
         self._frame_in_commit = None
-        self.reads.on_committed_to(self._open_frame_from)
+        self._on_committed_to(self._open_frame_from)
         waiters = self._commit_waiters
         self._commit_waiters = []
         self.begin_turn()
-        if self._call_soon is not None and self.engine.frame_builder.has_pending():
+        engine = self.engine
+        if self._call_soon is not None and engine.frame_builder.has_pending():
             self._is_coalescing = True
             self._call_soon(self._coalesce_callback)
-        self.engine.on_frame_committed(frame)
+        engine.publishing.on_frame_committed(frame)
+        engine.appender.on_frame_committed(frame)
+        engine.dispatch.on_frame_committed(frame)
+        engine.exclusive.on_frame_committed(self._open_frame_from, engine.now)
         for listener in self._listeners:
             listener.on_frame_committed(frame)
         self.end_turn()
@@ -324,10 +338,28 @@ class CommitLoop(Committer):
         self._wake_at = 0.0
         if not self.is_running():
             return
-        self._set_timer(self.engine.tick(self._clock()))
+        self.engine.tick(self._clock())
         self.end_turn()
         self.housekeeping.on_tick()
         self._on_flush()
+
+    # ---- reads
+
+    def read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
+        """Read records after their commit: compaction may have moved them into the open frame."""
+        if addresses and max(addresses) >= self._uncommitted_from:
+            self._deferred_reads.append((addresses, done))
+        else:
+            self._store.read(addresses, done)
+
+    def _on_committed_to(self, address: int) -> None:
+        """Start the reads that waited for the commit of the records before `address`."""
+        self._uncommitted_from = address
+        if self._deferred_reads:
+            deferred = self._deferred_reads
+            self._deferred_reads = []
+            for addresses, done in deferred:
+                self.read(addresses, done)
 
     # ---- interface for callers outside the engine
 
@@ -390,7 +422,7 @@ class CommitLoop(Committer):
             return None
         self._is_closed = True
         if commit_pending and not self._is_frame_held and not self._is_frozen:
-            frame = self.engine.take_frame()
+            frame = self._close_frame()
             if frame.count:
                 self._commit(frame)
         return self._store.close

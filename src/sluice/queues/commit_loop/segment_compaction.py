@@ -117,7 +117,7 @@ class SegmentCompaction:
                 scanned += 1
             self._chunk_offset = int(offset)
         if live or self._index_chunks:
-            self._commit_loop.reads.read(
+            self._commit_loop.read(
                 [int(record.address) for record in live], partial(self._on_records_read, live)
             )
             return

@@ -218,7 +218,7 @@ class ExclusiveQueues(Owners):
         note.write_int(self.next_number)
         note.write_text(client)
         note.write_int(self.first_seq)
-        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+        self.frame_builder.add_note(note, int(now * 1000.0), False)
         owner = self.add_owner(client, self.next_number, self.first_seq)
         owner.newest_removed_at = int(now)
         return owner
@@ -418,7 +418,7 @@ class ExclusiveQueues(Owners):
         note.write_int(owner.number)
         note.write_int(owner.seq(slot))
         note.write_int(owner.key_hash(slot))
-        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+        self.frame_builder.add_note(note, int(now * 1000.0), False)
         self.drop_value(owner, slot)
         self.shrink_if_sparse(owner)
 
@@ -504,7 +504,7 @@ class ExclusiveQueues(Owners):
             owner.has_new_acks = False
             self.write_ack_state(note, owner)
         self._owners_with_acks = []
-        frame_builder.add_note(note.to_bytes(), now_ms, False)
+        frame_builder.add_note(note, now_ms, False)
 
     # ---- administration
 
@@ -516,7 +516,7 @@ class ExclusiveQueues(Owners):
         # Earlier acknowledgements must not apply after the seek.
         if owner.has_new_acks:
             self.write_notes(self.frame_builder, int(now * 1000.0))
-        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        self.frame_builder.add_note(note, int(now * 1000.0), True)
         self.seek_after(owner, after_seq)
         owner.epoch += 1
         subscriber = owner.subscriber
@@ -531,7 +531,7 @@ class ExclusiveQueues(Owners):
         count = int(owner.live_values)
         note = NoteWriter(notes.OWNER_PURGED)
         note.write_int(owner.number)
-        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        self.frame_builder.add_note(note, int(now * 1000.0), True)
         self.remove_values(owner)
         return count
 
@@ -539,7 +539,7 @@ class ExclusiveQueues(Owners):
         """Delete an owner with its values. If it returns, its sequences continue after these."""
         note = NoteWriter(notes.OWNER_DELETED)
         note.write_int(owner.number)
-        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        self.frame_builder.add_note(note, int(now * 1000.0), True)
         if owner.subscriber is not None:
             self.unsubscribe(owner.subscriber)
         if owner.has_new_acks:
@@ -561,7 +561,7 @@ class ExclusiveQueues(Owners):
         if retention > 0.0 and self.remove_older_than(int(now - retention)):
             note = NoteWriter(notes.OWNERS_SWEPT)
             note.write_int(int(now - retention))
-            self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+            self.frame_builder.add_note(note, int(now * 1000.0), False)
         idle_before: i64 = int(now - (retention if retention > 0.0 else float(IDLE_OWNER_SECONDS)))
         for owner in list(self.owners.values()):
             if (

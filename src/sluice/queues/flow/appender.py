@@ -137,7 +137,7 @@ class Appender:
         note.write_int(partition.pid)
         note.write_int(seq)
         note.write_int(target_gid)
-        self._state.add_note(note, False)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
     # ---- frames
 

@@ -15,6 +15,7 @@ from mypy_extensions import i64
 
 from sluice.errors import QueueError
 from sluice.message import Message, decode_headers, encode_header
+from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.lifecycle import Lifecycle
 from sluice.queues.log import NoteWriter, notes
@@ -62,11 +63,13 @@ class DeadLetters:
         state: EngineState,
         lifecycle: Lifecycle,
         compaction: KeyCompaction,
+        appender: Appender,
         read_content_type: Callable[[bytes], str],
     ) -> None:
         self._state: EngineState = state
         self._lifecycle: Lifecycle = lifecycle
         self._compaction: KeyCompaction = compaction
+        self._appender: Appender = appender
         self._read_content_type = read_content_type
 
     def write_failed(self, lease: Lease, message: Message, reason: str, description: str) -> None:
@@ -226,7 +229,7 @@ class DeadLetters:
             note.write_int(lease.cursor.group.gid)
             note.write_int(1 if lease.died_of_nack else 0)
             note.write_int(1 if lease.attempt > 1 else 0)
-        self._state.add_note(note, False)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
     def _store_dead_letter(
         self,
@@ -242,7 +245,10 @@ class DeadLetters:
         dead_letter.headers = strip_dead_letter_headers(message.headers) + b"".join(
             encode_header(name, value) for name, value in headers.items() if value
         )
-        self._compaction.enqueue(dlq, dead_letter)
+        if dlq.rules.is_compacted:
+            self._compaction.store(dlq, dead_letter)
+        else:
+            self._appender.append(dlq, dead_letter, 0)
         webhook = queue.rules.alert_webhook
         if reason != "overflow" or webhook:
             name = headers["original-message-id"]

@@ -67,13 +67,6 @@ class KeyCompaction:
 
     # ---- storing
 
-    def enqueue(self, queue: Queue, message: Message) -> None:
-        """Store a message in a queue of either type, without checking limits and duplicates."""
-        if queue.rules.is_compacted:
-            self.store(queue, message)
-        else:
-            self._appender.append(queue, message, 0)
-
     def store(self, queue: Queue, message: Message) -> None:
         """Replace the older message of the key. A dead letter without a key replaces none."""
         key_hash = queue.key_hash(message.key)
@@ -103,9 +96,7 @@ class KeyCompaction:
             if not cursor.is_settled(seq) and partition.is_for_group(seq, cursor.group.gid):
                 lease = cursor.leases.get(int(seq))
                 if lease is not None and lease.state == LEASED:
-                    if lease.consumer is not None:
-                        lease.consumer.on_lease_revoked(lease)
-                    self._schedule.end_delivery_and_dispatch(lease, False)
+                    self._schedule.revoke(lease)
                 self._removal.end_active(cursor, seq, lease)
                 _settle_replaced(cursor, seq)
                 self._schedule.on_settled(cursor)

@@ -165,7 +165,7 @@ class Lifecycle:
         note.write_text(queue.config_json)
         note.write_seconds(queue.created_at)
         write_gates(note, queue)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
 
     def add_partitions(self, queue: Queue, first_pid: i64, count: i64) -> None:
         added: list[Partition] = []
@@ -244,7 +244,7 @@ class Lifecycle:
         """Delete a queue with its messages. Its consumers stay subscribed to the free name."""
         note = NoteWriter(notes.QUEUE_DELETED)
         note.write_int(queue.qid)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> None:
@@ -276,9 +276,7 @@ class Lifecycle:
     def _revoke_leases(self, cursor: Cursor) -> None:
         for lease in list(cursor.leases.values()):
             if lease.state == LEASED:
-                if lease.consumer is not None:
-                    lease.consumer.on_lease_revoked(lease)
-                self._schedule.end_delivery_and_dispatch(lease, False)
+                self._schedule.revoke(lease)
             cursor.end_lease(lease, REVOKE)
 
     # ---- groups
@@ -303,7 +301,7 @@ class Lifecycle:
         note.write_text(name)
         for start_sequence in start_sequences:
             note.write_int(start_sequence)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         for partition in queue.partitions:
             # The group may start after all stored messages.
             self._timers.schedule_retention(partition)
@@ -336,7 +334,7 @@ class Lifecycle:
         self._state.flush_settlements()
         note = NoteWriter(notes.GROUP_DELETED)
         note.write_int(group.gid)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         self.remove_group(group)
         self._schedule_expiries(group.queue)
 
@@ -401,7 +399,7 @@ class Lifecycle:
         note.write_int(group.gid)
         for start_sequence in start_sequences:
             note.write_int(start_sequence)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         self.set_group_positions(group, start_sequences)
         self._schedule_expiries(group.queue)
         for cursor in group.cursors:

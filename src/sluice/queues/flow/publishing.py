@@ -90,7 +90,7 @@ class Publishing:
             self._compaction.store(queue, message)
 
     def on_frame_committed(self, frame: Frame) -> None:
-        """Acknowledge the messages of a frame to their publishers, and make them visible."""
+        """Notify the publishers of the messages of a frame."""
         runs = frame.tag_starts
         last: i64 = len(frame.publishers) - 1
         nth_run: i64 = 0
@@ -98,7 +98,6 @@ class Publishing:
             end: i64 = runs[nth_run + 1] if nth_run < last else i64(len(frame.tags))
             frame.publishers[nth_run].on_committed_many(frame.tags, runs[nth_run], end)
             nth_run += 1
-        self._appender.on_frame_committed(frame)
 
     # ---- overflow
 

@@ -33,26 +33,15 @@ class Retention:
     def sweep_expired(self, partition: Partition) -> None:
         """Remove expired messages. A leased message stays until its delivery fails."""
         for seq in partition.find_expired(int(self._state.now)):
-            self._read_or_expire(partition, seq, partition.cached_bodies.get(seq))
+            self.read_or_expire(partition, seq, None)
         soonest = partition.next_expiry()
         if soonest:
             self._timers.schedule_expiry(partition, max(soonest, int(self._state.now) + 1))
 
-    def expire_if_due(self, partition: Partition, seq: i64, message: Message | None) -> bool:
-        """Remove a returned message if it expired meanwhile; return whether it did.
-
-        The search for expired messages skipped it because a client held it.
-        """
-        expires = partition.expires(seq)
-        if expires == 0 or float(expires) > self._state.now:
-            return False
+    def read_or_expire(self, partition: Partition, seq: i64, message: Message | None) -> None:
+        """Remove an expired message. A dead letter needs its body: read it first if needed."""
         if message is None:
             message = partition.cached_bodies.get(int(seq))
-        self._read_or_expire(partition, seq, message)
-        return True
-
-    def _read_or_expire(self, partition: Partition, seq: i64, message: Message | None) -> None:
-        """Remove an expired message. A dead letter needs its body: read it first if not given."""
         if message is None and partition.queue.rules.expired_to_dlq:
             self._body_reads.request_for_expiry(partition, seq)
         else:

@@ -298,13 +298,11 @@ class DispatchSchedule:
                 self.rebalance(group)
                 return
 
-    def end_delivery(self, lease: Lease, by_consumer: bool) -> None:
-        """Take a lease away from its consumer.
+    def on_delivery_ended(self, lease: Lease, consumer: Consumer | None, by_consumer: bool) -> None:
+        """Decide about the group again after a lease was taken away from `consumer`.
 
         `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
         """
-        consumer = lease.consumer
-        lease.cursor.end_delivery(lease)
         group = lease.cursor.group
         if not group.admission.is_open:
             # An ack or a failure has been reported before: any other end says nothing.
@@ -317,9 +315,13 @@ class DispatchSchedule:
                 if consumer.group is not None:
                     self.rebalance(consumer.group)
 
-    def end_delivery_and_dispatch(self, lease: Lease, by_consumer: bool) -> None:
+    def revoke(self, lease: Lease) -> None:
+        """Take a lease away from its consumer because its message or its group goes."""
         consumer = lease.consumer
-        self.end_delivery(lease, by_consumer)
+        if consumer is not None:
+            consumer.on_lease_revoked(lease)
+        lease.cursor.end_delivery(lease)
+        self.on_delivery_ended(lease, consumer, False)
         if consumer is not None:
             self.add(consumer)
 

@@ -126,7 +126,7 @@ class BrokerState(NoteSource):
         del self._entries_by_seq[int(entry.seq)]
         note = NoteWriter(ENTRY_DELETED)
         note.write_int(entry.seq)
-        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self.frame_builder.add_note(note, now_ms, True)
 
     # ---- pending messages
 
@@ -162,7 +162,7 @@ class BrokerState(NoteSource):
         for number in self._delivered:
             note.write_int(number)
         self._delivered = []
-        frame_builder.add_note(note.to_bytes(), now_ms, False)
+        frame_builder.add_note(note, now_ms, False)
 
     # ---- incoming QoS 2
 
@@ -175,7 +175,7 @@ class BrokerState(NoteSource):
         # A power cut must undo neither note. Without the first, a repeated PUBLISH would be a
         # second message; without the second, another message with the freed id would be taken for a
         # repetition.
-        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self.frame_builder.add_note(note, now_ms, True)
         self._apply_received(session_id, packet_id, is_released)
 
     def _apply_received(self, session_id: int, packet_id: int, is_released: bool) -> None:
@@ -207,7 +207,7 @@ class BrokerState(NoteSource):
         note.write_int(packet_id)
         note.write_int(pending_seq)
         # The next packet that is sent depends on it.
-        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self.frame_builder.add_note(note, now_ms, True)
         self.sent_qos2.setdefault(session_id, {})[packet_id] = pending_seq
 
     def record_completed(self, session_id: int, packet_id: int, now_ms: i64) -> None:
@@ -217,7 +217,7 @@ class BrokerState(NoteSource):
         note = NoteWriter(QOS2_COMPLETED)
         note.write_int(session_id)
         note.write_int(packet_id)
-        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
+        self.frame_builder.add_note(note, now_ms, False)
         del ids[packet_id]
         if not ids:
             del self.sent_qos2[session_id]

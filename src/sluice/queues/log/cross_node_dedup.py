@@ -45,7 +45,7 @@ class CrossNodeDedup:
         note.write_int(session_id)
         note.write_int(packet_id)
         note.write_int(dedup_id)
-        self._frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self._frame_builder.add_note(note, now_ms, True)
         self.load_outbox(session_id, packet_id, dedup_id)
 
     def load_outbox(self, session_id: int, packet_id: int, dedup_id: int) -> None:
@@ -79,7 +79,7 @@ class CrossNodeDedup:
         note.write_int(lowest_open_id)
         for key in keys:
             note.write_int(key)
-        self._frame_builder.add_note(note.to_bytes(), now_ms, False)
+        self._frame_builder.add_note(note, now_ms, False)
         self._add_to_inbox(cell, session_id, lowest_open_id, keys)
 
     def _add_to_inbox(

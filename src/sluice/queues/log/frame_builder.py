@@ -64,7 +64,7 @@ class LoggedPartition(NoteSource):
         note.write_int(self.pid)
         note.write_ranges(self.removed_seqs)
         self.removed_seqs = _NO_REMOVED
-        frame_builder.add_note(note.to_bytes(), now_ms, False)
+        frame_builder.add_note(note, now_ms, False)
 
 
 class Frame:
@@ -227,8 +227,8 @@ class FrameBuilder:
         self._has_owner_values = True
         return address
 
-    def add_note(self, body: bytes, now_ms: i64, sync: bool) -> None:
-        write_record(self._out, NOTE, 0, 0, 0, 0, 0, now_ms, body)
+    def add_note(self, note: NoteWriter, now_ms: i64, sync: bool) -> None:
+        write_record(self._out, NOTE, 0, 0, 0, 0, 0, now_ms, note.to_bytes())
         self._count += 1
         if sync:
             self._sync = True

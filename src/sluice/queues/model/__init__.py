@@ -47,7 +47,7 @@ from sluice.queues.model.effects import (
     IdSearch,
 )
 from sluice.queues.model.group import Consumer, Group
-from sluice.queues.model.history import MAX_EVENTS, HistoryEvent, read_events, write_events
+from sluice.queues.model.history import MAX_EVENTS, HistoryEvent
 from sluice.queues.model.ledger import (
     Ledger,
     build_ledger,
@@ -135,10 +135,8 @@ __all__ = [
     "count_unsettled",
     "hash_key",
     "history",
-    "read_events",
     "read_lost_ranges",
     "verify",
     "verify_group",
     "verify_queue",
-    "write_events",
 ]

@@ -11,14 +11,11 @@ holder. Notes of retries persist the events, and a dead letter carries them in a
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import i64
 
 from sluice.message import Message, decode_headers
-
-if TYPE_CHECKING:
-    from sluice.queues.log import NoteReader, NoteWriter
 
 HEADER: Final = "history"
 MAX_EVENTS: Final = 32  # the newest ones are kept
@@ -50,36 +47,6 @@ class HistoryEvent:
         self.consumer: str = consumer
         self.attempt: i64 = attempt
         self.detail: str = detail
-
-
-# ---- in notes and snapshots
-
-
-def write_events(note: NoteWriter, events: list[HistoryEvent] | None, count: i64) -> None:
-    """Write the last `count` events."""
-    if events is None:
-        note.write_int(0)
-        return
-    first: i64 = max(0, len(events) - count)
-    note.write_int(len(events) - first)
-    for event in events[first:]:
-        note.write_seconds(event.at)
-        note.write_text(event.kind)
-        note.write_text(event.consumer)
-        note.write_int(event.attempt)
-        note.write_text(event.detail)
-
-
-def read_events(note: NoteReader, group: str, events: list[HistoryEvent]) -> list[HistoryEvent]:
-    """Append the events of a note to the known ones."""
-    for _ in range(note.read_int()):
-        at = note.read_seconds()
-        kind = note.read_text()
-        consumer = note.read_text()
-        attempt = note.read_int()
-        events.append(HistoryEvent(at, kind, group, consumer, attempt, note.read_text()))
-    del events[:-MAX_EVENTS]
-    return events
 
 
 # ---- in headers

@@ -133,6 +133,10 @@ class Partition(LoggedPartition):
         block = self.find_block(seq)
         return 0 if block is None else i64(block.expires[block.index_of(seq)]) & 0xFFFF_FFFF
 
+    def has_expired(self, seq: i64, now: float) -> bool:
+        expires = self.expires(seq)
+        return expires != 0 and float(expires) <= now
+
     def arrival_ms(self, seq: i64) -> i64:
         """Return the arrival in milliseconds since 1970."""
         block = self.find_block(seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.queues.log import FrameBuilder, NoteWriter, SegmentUsage
+from sluice.queues.log import FrameBuilder, SegmentUsage
 from sluice.queues.model.effects import Effects
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
@@ -28,9 +28,6 @@ class EngineState:
 
     def now_ms(self) -> i64:
         return int(self.now * 1000.0)
-
-    def add_note(self, note: NoteWriter, sync: bool) -> None:
-        self.frame_builder.add_note(note.to_bytes(), self.now_ms(), sync)
 
     def flush_settlements(self) -> None:
         """Write the collected settlements: the next note changes their meaning."""

@@ -17,10 +17,12 @@ from sluice.errors import StoreError
 from sluice.queues.engine import Engine
 from sluice.queues.flow import (
     load_admission,
+    read_events,
     read_pause,
     store_released,
     take_released,
     write_admission,
+    write_events,
     write_gates,
     write_pause,
     write_rescheduled,
@@ -39,9 +41,7 @@ from sluice.queues.model import (
     PartitionGate,
     Queue,
     QueueRules,
-    read_events,
     read_lost_ranges,
-    write_events,
 )
 
 VERSION: Final = 11

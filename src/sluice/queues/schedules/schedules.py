@@ -89,7 +89,7 @@ class Schedules:
         self._drop(schedule.name)
         note = NoteWriter(notes.SCHEDULE_REMOVED)
         note.write_text(schedule.name)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
 
     def pause(self, schedule: Schedule, by: str, reason: str) -> None:
         """Let a schedule tick no more. Its ticks are not missed meanwhile: there are none."""
@@ -111,7 +111,7 @@ class Schedules:
     def _store(self, schedule: Schedule) -> None:
         note = NoteWriter(notes.SCHEDULE_STORED)
         schedule.write(note)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         self._install(schedule)
         self._plan(schedule)
 
@@ -227,7 +227,7 @@ class Schedules:
         note.write_int(schedule.handled_ms)
         note.write_int(count)
         run.write(note)
-        self._state.add_note(note, False)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
     # ---- recovery
 

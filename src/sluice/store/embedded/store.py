@@ -214,12 +214,13 @@ class EmbeddedStore:
     def next_frame_address(self) -> int:
         return self._log.next_address()
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
         fills_segment = self._log.append(len(frame))
         writer.commit(CommitJob(frame, count, sync, fills_segment, done))
+        return self._log.next_address()
 
     def seal_segment(self) -> bool:
         writer = self._writer

@@ -261,7 +261,7 @@ class RedisStore:
     def next_frame_address(self) -> int:
         return self._log.next_address()
 
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
         """Persist a frame.
 
         The `appendfsync` of Redis decides its durability; `sync` adds nothing.
@@ -282,6 +282,7 @@ class RedisStore:
         writer.submit(
             WriteJob(self._plan_writer, partial(plan_builder.build_frame, *arguments), done)
         )
+        return self._log.next_address()
 
     def _count_produced(self, split: SplitFrame) -> None:
         for pid, count in split.messages_by_partition.items():

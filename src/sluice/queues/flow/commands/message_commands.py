@@ -101,7 +101,7 @@ class MessageCommands:
         note.write_int(seq)
         note.write_int(due_ms)
         note.write_int(expires)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         partition.reschedule(seq, due_ms, expires)
         if expires:
             self._timers.schedule_expiry(partition, expires)

@@ -9,8 +9,10 @@ from sluice.queues.flow.delivery.delivery_control import (
 )
 from sluice.queues.flow.delivery.delivery_history import (
     RecentHistory,
+    read_events,
     store_released,
     take_released,
+    write_events,
 )
 from sluice.queues.flow.delivery.delivery_tokens import (
     RUN_BYTES,
@@ -33,10 +35,12 @@ __all__ = [
     "RecentHistory",
     "Settlement",
     "load_admission",
+    "read_events",
     "read_pause",
     "store_released",
     "take_released",
     "write_admission",
+    "write_events",
     "write_pause",
     "write_retry",
 ]

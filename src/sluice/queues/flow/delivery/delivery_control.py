@@ -52,7 +52,7 @@ class DeliveryControl:
         note = NoteWriter(notes.QUEUE_PAUSED)
         note.write_int(queue.qid)
         write_pause(note, pause)
-        self._state.add_note(note, True)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         for group in queue.groups.values():
             self._schedule.update_admission(group)
 
@@ -104,7 +104,7 @@ class DeliveryControl:
         note = NoteWriter(notes.GROUP_ADMISSION)
         note.write_int(group.gid)
         write_admission(note, group.admission)
-        self._state.add_note(note, sync)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), sync)
 
 
 def write_pause(note: NoteWriter, pause: Pause) -> None:

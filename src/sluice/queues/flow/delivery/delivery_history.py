@@ -6,6 +6,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from sluice.queues.log import NoteReader, NoteWriter
 from sluice.queues.model import Cursor, HistoryEvent, Lease, history
 from sluice.queues.names import client_id_of
 
@@ -84,6 +85,33 @@ def record_delivery(lease: Lease) -> i64:
         return 1
     events.append(_make_event(lease, lease.lease_started_at, history.EXTENDED, ""))
     return 2
+
+
+def write_events(note: NoteWriter, events: list[HistoryEvent] | None, count: i64) -> None:
+    """Write the last `count` events."""
+    if events is None:
+        note.write_int(0)
+        return
+    first: i64 = max(0, len(events) - count)
+    note.write_int(len(events) - first)
+    for event in events[first:]:
+        note.write_seconds(event.at)
+        note.write_text(event.kind)
+        note.write_text(event.consumer)
+        note.write_int(event.attempt)
+        note.write_text(event.detail)
+
+
+def read_events(note: NoteReader, group: str, events: list[HistoryEvent]) -> list[HistoryEvent]:
+    """Append the events of a note to the known ones."""
+    for _ in range(note.read_int()):
+        at = note.read_seconds()
+        kind = note.read_text()
+        consumer = note.read_text()
+        attempt = note.read_int()
+        events.append(HistoryEvent(at, kind, group, consumer, attempt, note.read_text()))
+    del events[: -history.MAX_EVENTS]
+    return events
 
 
 def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:

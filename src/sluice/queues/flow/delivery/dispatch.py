@@ -371,7 +371,8 @@ class Dispatch:
         lease = read.lease
         if read.purpose == FOR_EXPIRY:
             # A command may have moved the expiry during the read.
-            self._retention.expire_if_due(read.partition, seq, message)
+            if read.partition.has_expired(seq, self._state.now):
+                self._retention.expire_message(read.partition, seq, message)
         elif read.purpose == FOR_DEAD_LETTER:
             if lease is not None:
                 self._settlement.on_dead_letter_body(lease, message, read.reason)

@@ -20,6 +20,7 @@ from sluice.queues.flow.delivery.delivery_history import (
     record_delivery,
     record_end,
     store_released,
+    write_events,
 )
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
 from sluice.queues.flow.removal import Removal
@@ -40,6 +41,7 @@ from sluice.queues.model import (
     SETTLE,
     SETTLED,
     WAITING,
+    Cursor,
     EngineState,
     Lease,
     Queue,
@@ -130,7 +132,8 @@ class Settlement:
         if lease.state == LEASED:
             consumer = lease.consumer
             was_full = consumer is not None and consumer.in_flight >= consumer.prefetch
-            self._schedule.end_delivery(lease, True)
+            cursor.end_delivery(lease)
+            self._schedule.on_delivery_ended(lease, consumer, True)
             if consumer is not None and was_full:
                 # A consumer with capacity was already offered all messages.
                 self._schedule.add(consumer)
@@ -220,7 +223,7 @@ class Settlement:
             self.dead_letter(lease, "timeout", lease.description, by_consumer)
             return
         message = lease.message
-        self._schedule.end_delivery_and_dispatch(lease, by_consumer)
+        self._end_delivery(lease, by_consumer)
         if delay_seconds < 0.0:
             delay_seconds = rules.backoff_seconds(max(lease.failures, 1), self._draw())
         queue.retried += 1
@@ -229,7 +232,7 @@ class Settlement:
             lease.retry_at = deadline
         lease.message = None
         lease.change(FAIL)
-        if self._retention.expire_if_due(cursor.partition, lease.seq, message):
+        if self._expire_returned(cursor, lease.seq, message):
             return
         if lease.failures:
             self._write_retry_note(lease, event_count)
@@ -237,6 +240,14 @@ class Settlement:
             self._timers.schedule_retry(lease, lease.retry_at)
         else:
             self._make_ready(lease, DUE)
+
+    def _end_delivery(self, lease: Lease, by_consumer: bool) -> None:
+        """Take a lease away from its consumer, which then has capacity for another one."""
+        consumer = lease.consumer
+        lease.cursor.end_delivery(lease)
+        self._schedule.on_delivery_ended(lease, consumer, by_consumer)
+        if consumer is not None:
+            self._schedule.add(consumer)
 
     def _counts_as_attempt(self, lease: Lease, event_kind: str) -> bool:
         """Tell the breaker of a failure; return whether it counts against `max_retries`."""
@@ -275,10 +286,10 @@ class Settlement:
         note.write_int(lease.cursor.group.gid)
         note.write_int(lease.cursor.partition.pid)
         write_retry(note, lease)
-        history.write_events(note, lease.history, event_count)
+        write_events(note, lease.history, event_count)
         note.write_int(lease.token_counter)
         note.write_seconds(self.timeout_spent(lease))
-        self._state.add_note(note, False)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
     def _make_ready(self, lease: Lease, event: i64) -> None:
         """Make a failed message available for leasing again, until its total timeout."""
@@ -322,27 +333,37 @@ class Settlement:
         message = lease.message
         event_count = record_end(lease, history.RELEASED, self._state.now, "")
         self._write_release_note(lease, event_count)
-        self._schedule.end_delivery_and_dispatch(lease, True)
+        self._end_delivery(lease, True)
         if lease.failures:
             lease.message = None
             self._make_ready(lease, RELEASE)
-            self._retention.expire_if_due(cursor.partition, lease.seq, message)
+            self._expire_returned(cursor, lease.seq, message)
             return
         priority = cursor.partition.priority(lease.seq)
         if lease.history is not None:
             store_released(cursor, lease.seq, lease.history)
         cursor.end_lease(lease, FORGET)
         cursor.requeue(lease.seq, priority, lease.key_hash)
-        self._retention.expire_if_due(cursor.partition, lease.seq, message)
+        self._expire_returned(cursor, lease.seq, message)
         self._schedule.add_cursor(cursor)
+
+    def _expire_returned(self, cursor: Cursor, seq: i64, message: Message | None) -> bool:
+        """Remove a returned message if it expired meanwhile; return whether it did.
+
+        The search for expired messages skipped it because a client held it.
+        """
+        has_expired = cursor.partition.has_expired(seq, self._state.now)
+        if has_expired:
+            self._retention.read_or_expire(cursor.partition, seq, message)
+        return has_expired
 
     def _write_release_note(self, lease: Lease, event_count: i64) -> None:
         note = NoteWriter(notes.DELIVERY_RELEASED)
         note.write_int(lease.cursor.group.gid)
         note.write_int(lease.cursor.partition.pid)
         note.write_int(lease.seq)
-        history.write_events(note, lease.history, event_count)
-        self._state.add_note(note, False)
+        write_events(note, lease.history, event_count)
+        self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
     # ---- dead letters
 
@@ -358,7 +379,7 @@ class Settlement:
             lease.died_of_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
                 record_delivery(lease)  # for the other reasons, the failure was recorded before
-            self._schedule.end_delivery_and_dispatch(lease, by_consumer)
+            self._end_delivery(lease, by_consumer)
             lease.change(REJECT)
         if message is not None:
             self._finish_dead(lease, message, reason, description)
