@@ -211,7 +211,8 @@ class StoreUnderTest:
         self, *records: SampleRecord, sync: bool = True, done: Callable[[], None]
     ) -> list[int]:
         at = self.store.next_frame_address()
-        self.store.commit(frame_of(records), len(records), sync, done)
+        next_address = self.store.commit(frame_of(records), len(records), sync, done)
+        assert next_address == self.store.next_frame_address()
         addresses = []
         for sample in records:
             addresses.append(at)

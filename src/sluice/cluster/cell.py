@@ -547,7 +547,7 @@ class CellClusterPort(ClusterPort):
             and self._active_lookups.get(session, 0) < MAX_LOOKUPS_PER_SESSION
         ):
             subscription, since = pending.pop(next(iter(pending)))
-            if self._is_lookup_wanted(subscription):
+            if self.is_lookup_wanted(subscription):
                 started += 1
                 self._start_lookup(subscription, since)
         if not pending:
@@ -569,22 +569,14 @@ class CellClusterPort(ClusterPort):
             cells = list(range(self.node.cells))
         else:
             cells = [cell_of(topic_filter, self.node.cells)]
-        lookup = RetainedLookup(
-            topic_filter,
-            partial(self._deliver_retained, subscription),
-            self.published_topics[session],
-            since,
-        )
+        lookup = SubscriptionLookup(self, subscription, self.published_topics[session], since)
         self._active_lookups[session] = self._active_lookups.get(session, 0) + 1
         self._started_lookups[session] = self._started_lookups.get(session, 0) + 1
-        lookup.on_active_changed = partial(self._on_slot_changed, session)
         lookup.remaining = len(cells)
-        lookup.is_wanted = partial(self._is_lookup_wanted, subscription)
         self._cell.lookups.add(lookup)
-        lookup.on_done = partial(self._on_lookup_done, session, lookup)
         self.node.look_up_all(cells, lookup)
 
-    def _on_lookup_done(self, session: Session, lookup: RetainedLookup) -> None:
+    def on_lookup_done(self, session: Session, lookup: RetainedLookup) -> None:
         if lookup in self._cell.lookups:
             self._cell.lookups.discard(lookup)
             remaining = self._started_lookups.pop(session, 1) - 1
@@ -593,7 +585,7 @@ class CellClusterPort(ClusterPort):
             elif session not in self._pending_lookups:
                 self.published_topics.pop(session, None)
 
-    def _on_slot_changed(self, session: Session, is_taken: bool) -> None:
+    def on_slot_changed(self, session: Session, is_taken: bool) -> None:
         """Count a lookup that frees its slot (done or parked) or takes one again (resumed)."""
         running = self._active_lookups.pop(session, 0) + (1 if is_taken else -1)
         if running:
@@ -611,16 +603,43 @@ class CellClusterPort(ClusterPort):
         for session in list(self._pending_lookups):
             self._start_lookups(session)
 
-    def _is_lookup_wanted(self, subscription: Subscription) -> bool:
+    def is_lookup_wanted(self, subscription: Subscription) -> bool:
         session = subscription.session
         is_current = session.subscriptions.get(subscription.topic_filter) is subscription
         return is_current and not self._cell.is_lost
 
-    def _deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
+    def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         session = subscription.session
         if messages and session.subscriptions.get(subscription.topic_filter) is subscription:
             self._router.turn.begin()
             self._router.deliver_retained(subscription, messages)
+
+
+class SubscriptionLookup(RetainedLookup):
+    """A lookup for a new subscription of a session in a cell."""
+
+    def __init__(
+        self,
+        port: CellClusterPort,
+        subscription: Subscription,
+        published_topics: PublishedTopics,
+        since: int,
+    ) -> None:
+        super().__init__(subscription.topic_filter, published_topics, since)
+        self._port = port
+        self._subscription = subscription
+
+    def is_wanted(self) -> bool:
+        return self._port.is_lookup_wanted(self._subscription)
+
+    def on_found(self, messages: list[Publish]) -> None:
+        self._port.deliver_retained(self._subscription, messages)
+
+    def on_active_changed(self) -> None:
+        self._port.on_slot_changed(self._subscription.session, self.is_active)
+
+    def on_done(self) -> None:
+        self._port.on_lookup_done(self._subscription.session, self)
 
 
 def _inbox_key(dedup_id: int, share: bytes) -> int:

@@ -335,7 +335,7 @@ class Node:
         for one in parked:
             request = one.request
             if isinstance(request, RetainedLookup):
-                if request.is_wanted is None or request.is_wanted():
+                if request.is_wanted():
                     self._park(one)
                 else:
                     request.park(-1)
@@ -398,7 +398,7 @@ class LocalSearchListener(SearchListener):
         self._lookup = lookup
 
     def is_wanted(self) -> bool:
-        return self._lookup.is_wanted is None or self._lookup.is_wanted()
+        return self._lookup.is_wanted()
 
     def on_found(self, messages: list[Publish]) -> None:
         self._lookup.add_answer(messages, 0)

@@ -331,7 +331,7 @@ class LinkFuzzTarget:
         for _ in range(2):
             packet = Publish(b"a/b", b"x", 1, False)
             asking.publish([(1, [])], packet, Fanout(packet, lambda taken, fault: None))
-        asking.look_up([1, 3], RetainedLookup(b"a/#", lambda found: None, PublishedTopics(), 0))
+        asking.look_up([1, 3], RetainedLookup(b"a/#", PublishedTopics(), 0))
         return asking
 
 

@@ -140,36 +140,38 @@ class RetainedLookup:
     """A lookup of the retained messages for a filter, cell by cell.
 
     It skips topics that were published to since number `since`: an older retained message must not
-    arrive after a newer publish.
+    arrive after a newer publish. Who looks up overrides the notifications.
     """
 
-    def __init__(
-        self,
-        topic_filter: bytes,
-        on_found: Callable[[list[Publish]], None],
-        published_topics: PublishedTopics,
-        since: int,
-    ) -> None:
+    def __init__(self, topic_filter: bytes, published_topics: PublishedTopics, since: int) -> None:
         self.topic_filter = topic_filter
         self.published_topics = published_topics
         self.since = since
         self.remaining = 0  # cells that have not answered
         self.parked = 0  # of those, cells that have no owner
         self.is_active = True  # a cell is being searched: the lookup takes a slot of the session
-        # Called with each new value of `is_active`.
-        self.on_active_changed: Callable[[bool], None] | None = None
-        self.is_wanted: Callable[[], bool] | None = None  # whether the subscription still exists
-        self.on_done: Callable[[], None] | None = None
-        self._on_found = on_found
+
+    def is_wanted(self) -> bool:
+        """Return whether the subscription still exists."""
+        return True
+
+    def on_found(self, messages: list[Publish]) -> None:
+        """Deliver messages of one cell."""
+
+    def on_active_changed(self) -> None:
+        """Called with a new value of `is_active`."""
+
+    def on_done(self) -> None:
+        """Called when all cells have answered."""
 
     def add_answer(self, messages: list[Publish], cells: int = 1) -> None:
         """Deliver messages that were found; `cells` have answered completely."""
         self.remaining -= cells
-        self._on_found(
+        self.on_found(
             [one for one in messages if not self.published_topics.has(one.topic, self.since)]
         )
         self._update_active()
-        if self.remaining <= 0 and self.on_done is not None:
+        if self.remaining <= 0:
             self.on_done()
 
     def park(self, cells: int) -> None:
@@ -181,8 +183,7 @@ class RetainedLookup:
         is_active = self.remaining > self.parked
         if is_active != self.is_active:
             self.is_active = is_active
-            if self.on_active_changed is not None:
-                self.on_active_changed(is_active)
+            self.on_active_changed()
 
 
 class ParkedRequest:
