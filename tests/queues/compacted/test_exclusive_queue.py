@@ -10,7 +10,6 @@ from sluice.errors import MessageTooLarge, QueueFull
 from sluice.queues.compacted.owner import SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.compacted.owner_lookup import OwnerLookup
 from sluice.queues.compacted.slab import Slab
-from sluice.queues.log.notes import NoteReader, NoteWriter
 from tests.queues.compacted.owner_kit import (
     OwnerReader,
     leave,
@@ -512,25 +511,6 @@ def test_unanswered_read_is_repeated(engine: EngineUnderTest) -> None:
     engine.run_until_idle()
     engine.engine.on_owner_read_done(lost, records)  # answered late
     assert subscriber.values() == [b"0", b"1", b"2"] and exclusive.cached_bytes == 0
-
-
-def test_snapshot_with_ordered_sequences_is_still_read(engine: EngineUnderTest) -> None:
-    """Read a snapshot of the previous version: an owner with the values 3, 5 and 300."""
-    out = NoteWriter(4)
-    for number in (1, 1, 1, 2, 1, 1):
-        out.write_int(number)
-    out.write_text("car-1")
-    for number in (301, 7, 1, 4, 5, 0):
-        out.write_int(number)
-    out.write_bytes(bytes([3, 2, 0xA7, 0x02]))
-    owners = engine.engine.exclusive
-    note = NoteReader(out.to_bytes())
-    for _ in range(3):
-        note.read_int()
-    owners.load_snapshot(note, has_negative_steps=False)
-    owner = owners.owners["car-1"]
-    assert [int(owner.seq(slot)) for slot in range(3)] == [3, 5, 300]
-    assert (owner.next_seq, owner.acked, owner.acked_at, owner.last_write_at) == (301, 4, 5, 7)
 
 
 @pytest.mark.parametrize("seed", range(3))

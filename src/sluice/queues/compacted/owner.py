@@ -468,10 +468,10 @@ class Owner:
             at += ROW_WORDS
         return out.getvalue()
 
-    def decode_sequences(self, data: bytes, has_negative_steps: bool) -> None:
+    def decode_sequences(self, data: bytes) -> None:
         """Decode sequences; the index rows of the store add the addresses (`restore_row`).
 
-        `finish_rows` counts the values. Older versions have only positive differences.
+        `finish_rows` counts the values.
         """
         at: i64 = 0
         end: i64 = len(data)
@@ -486,9 +486,7 @@ class Owner:
                 at += 1
             step += i64(data[at]) << shift
             at += 1
-            if not has_negative_steps:
-                seq += step
-            elif step & 1:
+            if step & 1:
                 seq -= step >> 1
             else:
                 seq += step >> 1

@@ -290,8 +290,7 @@ class Owners(NoteSource):
             self.write_ack_state(out, owner)
             out.write_bytes(owner.encode_sequences())
 
-    def load_snapshot(self, note: NoteReader, has_negative_steps: bool) -> None:
-        """Load a snapshot. Older versions have only positive differences of sequences."""
+    def load_snapshot(self, note: NoteReader) -> None:
         self.next_number = note.read_int()
         self.first_seq = note.read_int()
         for _ in range(note.read_int()):
@@ -301,7 +300,7 @@ class Owners(NoteSource):
             owner = self.add_owner(client, note.read_int(), next_seq)
             owner.newest_removed_at = newest_removed_at
             self.read_ack_state(note, owner)
-            owner.decode_sequences(note.read_bytes(), has_negative_steps)
+            owner.decode_sequences(note.read_bytes())
 
     def load_row(self, record: Record) -> None:
         """Load a value from before the snapshot; a record that was moved comes again later."""

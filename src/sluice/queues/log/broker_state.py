@@ -18,7 +18,7 @@ from typing import Final
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.queues.log.cross_node_dedup import FIRST_SNAPSHOT_VERSION, CrossNodeDedup
+from sluice.queues.log.cross_node_dedup import CrossNodeDedup
 from sluice.queues.log.frame_builder import FrameBuilder, NoteSource
 from sluice.queues.log.notes import (
     ENTRY_DELETED,
@@ -309,8 +309,7 @@ class BrokerState(NoteSource):
             for _ in range(note.read_int()):
                 packet_id = int(note.read_int())
                 sent[packet_id] = int(note.read_int())
-        if note.kind >= FIRST_SNAPSHOT_VERSION:
-            self.dedup.load_snapshot(note)
+        self.dedup.load_snapshot(note)
 
     def load_row(self, record: Record) -> None:
         """Load a record from before the snapshot, without its body."""

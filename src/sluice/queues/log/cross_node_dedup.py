@@ -18,8 +18,6 @@ from mypy_extensions import i64
 from sluice.queues.log.frame_builder import FrameBuilder
 from sluice.queues.log.notes import INBOX_RECORDED, OUTBOX_RECORDED, NoteReader, NoteWriter
 
-FIRST_SNAPSHOT_VERSION: Final = 6  # the first snapshot version with dedup ids
-
 # Sessions of other cells in the inbox; the least recently used one is removed.
 MAX_ORIGINS: Final = 4096
 PART_BITS: Final = 24  # of a key: the part of a message, after its dedup id

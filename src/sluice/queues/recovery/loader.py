@@ -120,9 +120,8 @@ class EngineLoader:
         """Return when the message of an index row arrived, in milliseconds since 1970.
 
         The row of a message with a delay has the end of the delay in place of its arrival. The
-        snapshot has the arrival. Without it (a snapshot of an older version), the message counts as
-        arrived when its delay ended, or now: it may be retained for too long, but never for too
-        short a time.
+        snapshot has the arrival. Without it (a damaged store), the message counts as arrived when
+        its delay ended, or now: it may be retained for too long, but never for too short a time.
         """
         if record.flags & DELAYED == 0:
             return record.time
@@ -455,7 +454,7 @@ class EngineLoader:
             return
         partition.queue.retried += 1
         cursor = group.cursors[partition.number]
-        seq = load_retry(note, cursor, True, True)
+        seq = load_retry(note, cursor)
         self._count_failure(group, cursor.leases[int(seq)])
         if not partition.holds(seq) or cursor.is_settled(seq):
             del cursor.leases[int(seq)]  # the message is lost: the log was damaged

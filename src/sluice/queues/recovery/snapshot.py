@@ -45,15 +45,6 @@ from sluice.queues.model import (
 )
 
 VERSION: Final = 11
-# Since then, last values are unordered, and stored with the gaps of shared queues.
-UNORDERED_SINCE: Final = 5
-# Since then, retries have the token of the failed delivery.
-TOKENS_SINCE: Final = 6
-# Since then, groups that are read in bulk have their progress and lost ranges.
-LOST_RANGES_SINCE: Final = 7
-# Since then: the used part of `total_timeout`, the arrival of delayed messages, and the secret of
-# delivery tokens.
-TIMES_SINCE: Final = 8
 # Since then, queues have the counters of deleted groups and of refused publishes.
 COUNTERS_SINCE: Final = 9
 # Since then: pauses of queues and groups, and open breakers.
@@ -62,8 +53,8 @@ ADMISSION_SINCE: Final = 9
 COMMANDS_SINCE: Final = 10
 # Since then: schedules.
 SCHEDULES_SINCE: Final = 11
-# The oldest version that can be read: before compacted queues.
-OLDEST_VERSION: Final = 3
+# The oldest version that can be read: that of Sluice 0.1.0.
+OLDEST_VERSION: Final = 8
 
 
 # ---- writing
@@ -201,24 +192,22 @@ class SnapshotReader:
         if not OLDEST_VERSION <= note.kind <= VERSION:
             raise StoreError(
                 f"the store has a snapshot of version {note.kind}, "
-                f"and this Sluice reads version {VERSION}",
+                f"and this Sluice reads versions {OLDEST_VERSION} to {VERSION}",
                 "Open it with the version of Sluice that wrote it",
             )
         engine = self._engine
         engine.state.next_qid = note.read_int()
         engine.state.next_pid = note.read_int()
         engine.state.next_gid = note.read_int()
-        if note.kind >= TIMES_SINCE:
-            engine.tokens.secret = note.read_bytes()
+        engine.tokens.secret = note.read_bytes()
         engine.broker_state.load_snapshot(note)
         engine.batches.fences.load_snapshot(note)
         if note.kind >= SCHEDULES_SINCE:
             engine.schedules.load_snapshot(note)
         for _ in range(note.read_int()):
             self._read_queue(note)
-        if note.kind > OLDEST_VERSION:
-            self._read_last_values(note)
-            engine.exclusive.load_snapshot(note, note.kind >= UNORDERED_SINCE)
+        self._read_last_values(note)
+        engine.exclusive.load_snapshot(note)
 
     def _read_last_values(self, note: NoteReader) -> None:
         for _ in range(note.read_int()):
@@ -229,7 +218,7 @@ class SnapshotReader:
                 pid = int(note.read_int())
                 last_values.put(key_hash, (pid << SEQUENCE_BITS) | int(note.read_int()))
             queue.last_values = last_values
-            for _ in range(note.read_int() if note.kind >= UNORDERED_SINCE else 0):
+            for _ in range(note.read_int()):
                 live = self._live[int(note.read_int())]
                 gaps = NoteReader(note.read_bytes())
                 while gaps.has_more():
@@ -280,7 +269,7 @@ class SnapshotReader:
         for _ in range(note.read_int()):
             seq = int(note.read_int())
             partition.set_target_group(seq, note.read_int())
-        for _ in range(note.read_int() if note.kind >= TIMES_SINCE else 0):
+        for _ in range(note.read_int()):
             seq = int(note.read_int())
             live.arrivals_ms[seq] = int(note.read_int())
         partition.has_delayed = bool(live.arrivals_ms)
@@ -309,10 +298,10 @@ class SnapshotReader:
             cursor.outcome_counts += [0] * (OUTCOMES - known)
             cursor.settled_seqs = {int(note.read_int()) for _ in range(note.read_int())}
             for _ in range(note.read_int()):
-                load_retry(note, cursor, note.kind >= TOKENS_SINCE, note.kind >= TIMES_SINCE)
+                load_retry(note, cursor)
             for _ in range(note.read_int()):
                 load_released(note, cursor)
-            if note.kind >= LOST_RANGES_SINCE and note.read_int():
+            if note.read_int():
                 cursor.lost_ranges = read_lost_ranges(note)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
@@ -367,11 +356,10 @@ def read_gates(note: NoteReader) -> list[PartitionGate]:
     ]
 
 
-def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent: bool) -> i64:
+def load_retry(note: NoteReader, cursor: Cursor) -> i64:
     """Read a delivery that waits for its retry; return its sequence.
 
-    Its token tells whether a settlement that arrives later was counted already. Notes and snapshots
-    of older versions lack the last fields.
+    Its token tells whether a settlement that arrives later was counted already.
     """
     seq = note.read_int()
     lease = cursor.leases.get(int(seq))
@@ -387,8 +375,8 @@ def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent
     lease.description = note.read_text()
     events = lease.history if lease.history is not None else take_released(cursor, seq)
     lease.history = read_events(note, cursor.group.name, events)
-    lease.token_counter = note.read_int() if has_token and note.has_more() else 0
-    lease.spent_before_start = note.read_seconds() if has_time_spent and note.has_more() else 0.0
+    lease.token_counter = note.read_int()
+    lease.spent_before_start = note.read_seconds()
     return seq
 
 
