@@ -68,10 +68,10 @@ COMPOSITION_MODULES = frozenset(
 ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "admin.bulk": frozenset(),
     "admin.forwarding": frozenset({"bulk", "metrics"}),
-    "admin.grpc": frozenset({"queries"}),
+    "admin.grpc": frozenset({"forwarding", "queries"}),
     "admin.metrics": frozenset(),
     "admin.queries": frozenset(),
-    "admin.rest": frozenset({"bulk", "metrics", "queries"}),
+    "admin.rest": frozenset({"bulk", "forwarding", "metrics", "queries"}),
     "broker.acl": frozenset(),
     "broker.namespaces": frozenset({"acl", "routing", "sessions"}),
     "broker.net": frozenset({"acl", "routing", "sessions"}),

@@ -16,16 +16,14 @@ import grpc.aio
 from google.protobuf import message_factory
 
 from sluice.admin.broker_facade import strip_queue_prefix
+from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, OwnerAttempts
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.cluster.membership import Directory, NodeInfo
-from sluice.errors import SluiceError, StoreError
+from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 
 FORWARDED_KEY: Final = "sluice-passed-on"
-OWNER_WAIT_SECONDS: Final = 5.0
-RETRY_PAUSE_SECONDS: Final = 0.1
-GATHER_TIMEOUT_SECONDS: Final = 5.0
 CALL_TIMEOUT_SECONDS: Final = 60.0
 
 # Calls that return lists from all nodes: the list field and its sort key.
@@ -37,10 +35,6 @@ GATHERED_METHODS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "Verify": ("faults", lambda one: 0),
     "ListLosses": ("losses", lambda one: one.cell),
 }
-
-
-class Elsewhere(StoreError):
-    """The node that owns the resource does not answer now."""
 
 
 class GrpcForwarder:
@@ -70,13 +64,12 @@ class GrpcForwarder:
         cell = self._cell_of_request(method, request)
         if cell < 0:
             return await handle(request, context)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + OWNER_WAIT_SECONDS
+        attempts = OwnerAttempts(self._directory, cell)
         while True:
-            owner = self._directory.owner_of(cell)
-            if owner is not None and owner.id == self._directory.node_id:
+            owner = await attempts.next_owner()
+            if owner.id == self._directory.node_id:
                 return await handle(request, context)
-            if owner is not None and owner.grpc:
+            if owner.grpc:
                 try:
                     return await self._call(owner, method, request, metadata, CALL_TIMEOUT_SECONDS)
                 except grpc.aio.AioRpcError as fault:
@@ -85,17 +78,6 @@ class GrpcForwarder:
                             one for one in fault.trailing_metadata() if one[0] == "sluice-error"
                         )
                         await context.abort(fault.code(), fault.details(), error_metadata)
-            if loop.time() > deadline:
-                raise Elsewhere(
-                    "this part of the cluster is not reachable: "
-                    + (
-                        f"node {owner.name} does not answer"
-                        if owner is not None
-                        else "no node owns it now"
-                    ),
-                    "Try again in a moment",
-                )
-            await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     def _cell_of_request(self, method: str, request: Any) -> int:
         """Return the cell that a call is about, or -1."""

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.admin.forwarding import owner_routing
 from sluice.admin.rest.errors import Busy, RemoteRefusal, render_refusal
-from sluice.admin.rest.forwarding import request_forwarding
 from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
 from sluice.admin.rest.http_protocol import CONNECTION_KEY
 from sluice.bulk.staging import Stage
@@ -337,7 +337,7 @@ async def test_client_whose_session_is_on_another_node_than_its_id_is_found(
 async def test_client_is_found_while_the_cell_of_its_id_has_no_owner(
     forwarder: ForwardingNode, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_forwarding, "OWNER_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(owner_routing, "OWNER_WAIT_SECONDS", 0.0)
     far = next(one for one in map(str, range(100)) if forwarder.directory.cell_of_client(one) == 2)
     forwarder.claims.clear()
     await forwarder.get(f"/clients/{far}")
@@ -352,3 +352,24 @@ async def test_unknown_client_is_reported_after_all_nodes_were_asked(
     remote.responses["GET", far] = httpx.Response(404, stream=Body("unknown"))
     await forwarder.get(f"/clients/{far}")
     assert forwarder.sent[0]["status"] == 404
+
+
+async def test_unknown_client_is_reported_when_another_node_does_not_answer(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    near = next(one for one in map(str, range(100)) if forwarder.directory.cell_of_client(one) == 0)
+    forwarder.status = 404
+    remote.responses["GET", near] = httpx.ReadError("reset")
+    await forwarder.get(f"/clients/{near}")
+    assert forwarder.sent[0]["status"] == 404
+
+
+async def test_cell_that_no_node_owns_is_refused_after_a_while(
+    forwarder: ForwardingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_routing, "OWNER_WAIT_SECONDS", 0.0)
+    del forwarder.claims[2]
+    await forwarder.get(f"/queues/{forwarder.queue_in(2)}")
+    body = json.loads(forwarder.sent[1]["body"])
+    assert forwarder.sent[0]["status"] == 503
+    assert body["error"] == "cell_unreachable" and "no node owns it now" in body["message"]

@@ -20,7 +20,8 @@ from urllib.parse import parse_qs, unquote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.admin.rest.errors import Busy, render_refusal
+from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, CellUnreachable, OwnerAttempts
+from sluice.admin.rest.errors import render_refusal
 from sluice.admin.rest.forwarding.distributed_commit import (
     BULK_TIMEOUT,
     FORWARDED_HEADER,
@@ -43,9 +44,6 @@ CELLS_HEADER: Final = "x-sluice-cells"
 # In a response: nodes whose part of a list is missing, and how many cells no node has open.
 MISSING_HEADER: Final = b"x-sluice-missing"
 API_PREFIX: Final = "/api/v1/"
-OWNER_WAIT_SECONDS: Final = 5.0  # for a cell that moves
-RETRY_PAUSE_SECONDS: Final = 0.1
-GATHER_TIMEOUT_SECONDS: Final = 5.0
 DEFAULT_LIMIT: Final = 1000
 # Seconds to connect, read, write and get a connection of the pool.
 REQUEST_TIMEOUT: Final[HttpTimeout] = (1.0, 60.0, 60.0, 60.0)
@@ -135,6 +133,8 @@ class RestForwarder:
 
         A session that ends with its connection lives on the node of its client.
         """
+        import httpx
+
         body = b"" if scope["method"] == "GET" else await _read_body(receive)
         response = _BufferedResponse()
         await self._forward_to_owner(cell, scope, replay_body(body, receive), response.send)
@@ -183,51 +183,35 @@ class RestForwarder:
         """Forward to the owner of the cell; retry while it moves or has no owner, up to a limit."""
         import httpx
 
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + OWNER_WAIT_SECONDS
         is_streamed = "/stages/" in scope["path"]  # such a body is read once and not buffered
         body = b"" if is_streamed or scope["method"] == "GET" else await _read_body(receive)
-        while True:
-            owner = self._directory.owner_of(cell)
-            if owner is not None:
+        try:
+            attempts = OwnerAttempts(self._directory, cell)
+            while True:
+                owner = await attempts.next_owner()
                 if owner.id == self._directory.node_id:
                     await self._app(
                         scope, receive if is_streamed else replay_body(body, receive), send
                     )
                     return
-                if owner.http:
-                    try:
-                        if scope["method"] == "GET":
-                            await self._forward_cancellable(owner, scope, receive, send)
-                        else:
-                            content = _body_chunks(receive) if is_streamed else body
-                            await self._forward(owner, scope, content, send)
-                        return
-                    except httpx.ConnectError:
-                        pass  # the request was not sent yet
-                    except httpx.HTTPError as fault:
-                        log.warning(
-                            "node did not answer", extra={"node": owner.name, "fault": str(fault)}
-                        )
-                        await self._refuse(scope, receive, send, owner)
-                        return
-            if loop.time() > deadline:
-                await self._refuse(scope, receive, send, owner)
-                return
-            await asyncio.sleep(RETRY_PAUSE_SECONDS)
-
-    async def _refuse(
-        self, scope: Scope, receive: Receive, send: Send, owner: NodeInfo | None
-    ) -> None:
-        what = (
-            "no node owns it now"
-            if owner is None
-            else f"node {owner.name} owns it and does not answer"
-        )
-        refusal = Busy(
-            f"this part of the cluster is not reachable: {what}", "Try again in a moment"
-        )
-        await render_refusal(refusal)(scope, receive, send)
+                if not owner.http:
+                    continue
+                try:
+                    if scope["method"] == "GET":
+                        await self._forward_cancellable(owner, scope, receive, send)
+                    else:
+                        content = _body_chunks(receive) if is_streamed else body
+                        await self._forward(owner, scope, content, send)
+                    return
+                except httpx.ConnectError:
+                    pass  # the request was not sent yet
+                except httpx.HTTPError as fault:
+                    log.warning(
+                        "node did not answer", extra={"node": owner.name, "fault": str(fault)}
+                    )
+                    raise CellUnreachable(owner) from None
+        except CellUnreachable as refusal:
+            await render_refusal(refusal)(scope, receive, send)
 
     async def _forward_cancellable(
         self, owner: NodeInfo, scope: Scope, receive: Receive, send: Send
