@@ -69,8 +69,8 @@ def seeds() -> list[bytes]:
     return [one for one in found if len(one) < 20_000]
 
 
-def change(data: bytes, draw: Random) -> bytes:
-    return harness.changed_bytes(data, draw, TOKENS)
+def change(pool: list[bytes], draw: Random) -> bytes:
+    return harness.changed_bytes(draw.choice(pool), draw, TOKENS)
 
 
 def check(data: bytes) -> str:
@@ -102,4 +102,4 @@ def check(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    harness.main("Fuzz the size check of Arrow uploads.", seeds(), change, check)
+    harness.main("Fuzz the size check of Arrow uploads.", harness.Fuzzer(seeds, change, check))

@@ -147,8 +147,9 @@ TOKENS = [
 ]
 
 
-def change(data: bytes, draw: Random) -> bytes:
+def change(pool: list[bytes], draw: Random) -> bytes:
     """Return mostly another JSON document; sometimes invalid JSON."""
+    data = draw.choice(pool)
     if draw.random() < 0.1:
         return harness.changed_bytes(data, draw, TOKENS)
     try:
@@ -249,4 +250,4 @@ def seeds() -> list[bytes]:
 
 
 if __name__ == "__main__":
-    harness.main("Fuzz the configuration of queues.", seeds(), change, check)
+    harness.main("Fuzz the configuration of queues.", harness.Fuzzer(seeds, change, check))
