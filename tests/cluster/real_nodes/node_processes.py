@@ -24,9 +24,15 @@ IDLE_SECONDS = 60.0  # without progress: then missing messages are lost
 
 class Nodes:
     def __init__(
-        self, folder: Path, store: str, config: str, coordinator: str = "redis", endpoint: str = ""
+        self,
+        folder: Path,
+        store: str,
+        config: str,
+        coordinator: str = "redis",
+        endpoint: str = "",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._coordinator = coordinator
+        self._environ = {"SLUICE_CLUSTER__COORDINATOR": coordinator, **(environ or {})}
         self._endpoint = endpoint  # of etcd
         self._folder = folder
         self._store = store
@@ -44,7 +50,7 @@ class Nodes:
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
         port = self._ports.setdefault(name, free_port())
         flags = ["--store", self._store, "--mqtt", f"127.0.0.1:{port}"]
-        node = Broker(folder, config, flags, {"SLUICE_CLUSTER__COORDINATOR": self._coordinator})
+        node = Broker(folder, config, flags, self._environ)
         self.by_name[name] = node
         return node
 

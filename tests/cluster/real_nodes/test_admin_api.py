@@ -93,6 +93,24 @@ def test_every_node_lists_and_shows_every_queue(apis: ClusterApis, at: int) -> N
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
+def test_every_node_pauses_queues_and_groups_and_moves_messages(apis: ClusterApis, at: int) -> None:
+    queue = f"commanded-{at}"
+    apis.post(at, "/queues", {"name": queue})
+    apis.post(at, f"/queues/{queue}/groups", {"name": "workers"})
+    for path in (f"/queues/{queue}", f"/queues/{queue}/groups/workers"):
+        assert apis.post(at, f"{path}/pause", {"reason": "repair"})["pause"]["reason"] == "repair"
+        assert apis.post(at, f"{path}/resume", {})["pause"] is None
+    for name in ("m-1", "m-2", "m-3"):
+        body = {"payload": name, "message_id": name, "delay": "1h"}
+        apis.post(at, f"/queues/{queue}/messages", body)
+    messages = f"/queues/{queue}/messages"
+    assert apis.post(at, f"{messages}/m-1/reschedule", {"delay": "0s"})["state"] == "waiting"
+    assert apis.clients[at].delete(f"/api/v1{messages}/m-1").status_code == 204
+    assert apis.post(at, f"{messages}/reschedule", {"delay": "2h"})["changed"] == 2
+    assert apis.post(at, f"{messages}/cancel", {})["changed"] == 2
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
 def test_error_of_another_node_is_returned_unchanged(apis: ClusterApis, at: int) -> None:
     answer = apis.clients[at].post("/api/v1/queues", json={"name": QUEUES[at]})
     assert answer.status_code == 409
