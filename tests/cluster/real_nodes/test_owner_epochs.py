@@ -25,7 +25,7 @@ def process(tmp_path: Path) -> Iterator[RedisProcess]:
 
 
 def take(client: redis.Redis, owner: str) -> int:
-    answer = client.eval(FORCE_ACQUIRE.source, 2, KEYS.lease, KEYS.fence, owner, 60_000)
+    answer = client.eval(FORCE_ACQUIRE.source, 2, KEYS.lease, KEYS.fence, owner, 60_000, "")
     return int(answer[0])
 
 

@@ -190,7 +190,12 @@ async def test_delayed_message_is_moved_over_rest(rest_api: RestApi) -> None:
     assert (moved["state"], moved["deliver_at"][:10]) == ("delayed", "2035-01-01")
     moved = await rest_api.ok("POST", path, {"delay": "0s"})
     assert moved["state"] == "waiting"
-    for body in ({}, {"delay": "1h", "deliver_at": "2035-01-01T00:00:00Z"}, {"delay": "soon"}):
+    for body in (
+        {},
+        {"delay": "1h", "deliver_at": "2035-01-01T00:00:00Z"},
+        {"delay": "0", "deliver_at": ""},
+        {"delay": "soon"},
+    ):
         assert (await rest_api.api.post(path, json=body)).status_code == 400
 
 

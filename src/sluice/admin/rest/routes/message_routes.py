@@ -205,6 +205,12 @@ class NewTime(BaseModel):
         default="", validate_default=True, description="At or after this time"
     )
 
+    @model_validator(mode="after")
+    def _one_time(self) -> NewTime:
+        if len(self.model_fields_set & {"delay", "deliver_at"}) > 1:
+            raise ValueError("has both delay and deliver_at; give one")
+        return self
+
     def given_delay(self) -> float | None:
         return self.delay if "delay" in self.model_fields_set else None
 

@@ -60,6 +60,11 @@ TIME: Final = Annotated[
 ]
 TEXT: Final = Annotated[str | None, BeforeValidator(_decode_text)]
 BASE64: Final = Annotated[str, BeforeValidator(_encode_base64)]
+# An array of two strings, without `prefixItems`: not all tools that read descriptions know it.
+PAIR: Final = Annotated[
+    tuple[str, str],
+    WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}),
+]
 
 
 @cache
@@ -69,6 +74,8 @@ def json_type(kind: Any) -> Any:
         return _derive_model(kind)
     if get_origin(kind) is list:
         return list[json_type(get_args(kind)[0])]  # type: ignore[misc]
+    if kind == tuple[str, str]:
+        return PAIR
     if get_origin(kind) in (Union, UnionType):
         return Union[tuple(json_type(one) for one in get_args(kind))]  # noqa: UP007
     return kind
