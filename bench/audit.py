@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from sluice.bench.procfs import process_tree
 from sluice.spark import session
 from sluice.spark.pipelines.jobs import audit
 
@@ -27,11 +28,6 @@ def resident_mb(pid: int) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     return 0.0
-
-
-def children(pid: int) -> list[int]:
-    args = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in args] + [below for one in args for below in children(int(one))]
 
 
 def main() -> None:
@@ -78,7 +74,7 @@ def main() -> None:
         "archived twice": odd,
     }
     assert verdict.faults == expected, verdict.faults
-    processes = {pid: resident_mb(pid) for pid in (os.getpid(), *children(os.getpid()))}
+    processes = {pid: resident_mb(pid) for pid in process_tree(os.getpid())}
     total = 3 * wanted.rows
     print(f"made {total:,} rows ({size / 1e6:,.0f} MB of Parquet) in {made:.1f} s")
     print(f"audited {total:,} rows in {taken:.1f} s: {total / taken:,.0f} rows/s; {verdict.faults}")

@@ -16,10 +16,8 @@ sockets, in small frames. The only target is 127.0.0.1.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import selectors
-import shlex
 import socket
 import statistics
 import struct
@@ -30,6 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice, repeat
 from pathlib import Path
+
+from harness import start_broker
 
 from sluice.bench.procfs import cpu_of
 
@@ -152,32 +152,7 @@ class Broker:
 
     def __enter__(self) -> Broker:
         self._folder.mkdir()
-        config = self._folder / "bench.toml"
-        config.write_text(CONFIG)
-        process = subprocess.Popen(
-            [
-                *shlex.split(os.environ.get("SLUICE", "sluice")),
-                *("serve", "--config", str(config), "--data", str(self._folder / "data")),
-                *(
-                    "--mqtt",
-                    "127.0.0.1:0",
-                    "--http",
-                    "off",
-                    "--grpc",
-                    "off",
-                    "--log-level",
-                    "warning",
-                ),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._process = process
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        if "ready" not in ready:
-            raise SystemExit("the broker did not start")
-        facts = dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
+        self._process, facts = start_broker(str(self._folder), config=CONFIG)
         port = int(facts["mqtt"].rpartition(":")[2])
         self.publishers = [Publisher(port, f"publisher-{nth}") for nth in range(PUBLISHERS)]
         return self

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Self
 
 from sluice.bench.generator import cpu_seconds
@@ -110,12 +109,7 @@ class GeneratorProcesses:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -191,12 +191,7 @@ class Consumer(SyncWrapper[_Consumer]):
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self.close()
 
 
@@ -344,12 +339,7 @@ class TopicConsumer(SyncWrapper[_TopicConsumer[T]], Generic[T]):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *fault: object) -> None:
         self.close()
 
 

@@ -17,7 +17,6 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 import uvloop
@@ -301,12 +300,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *fault: object) -> None:
         await self.close()
 
     def make_client(self, **more: Any) -> Client:

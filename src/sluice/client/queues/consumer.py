@@ -13,7 +13,6 @@ broker redelivers them, perhaps to another member.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Final, Self
 
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
@@ -164,12 +163,7 @@ class Consumer:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *fault: object) -> None:
         await self.close()
 
     # Taking

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from sluice.client.client import Client
@@ -127,12 +126,7 @@ class TopicConsumer(Generic[T]):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *fault: object) -> None:
         await self.close()
 
     def __aiter__(self) -> Self:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from sluice.backoff import Backoff
 from sluice.cluster.membership import NodeInfo
 from sluice.cluster.transport.known_nodes import KnownNodes
 from sluice.cluster.transport.link_authentication import (
@@ -30,7 +31,7 @@ from sluice.cluster.transport.link_sockets import LinkSockets, is_refused
 from sluice.cluster.transport.mux import Mux
 from sluice.cluster.transport.refusal_log import RefusalLog
 
-RETRY_SECONDS: Final = (0.05, 1.0)  # first and longest delay between attempts
+RETRY_BACKOFF: Final = Backoff(0.05, max_seconds=1.0)
 HANDSHAKE_SECONDS: Final = 7.0  # longer than the acceptor takes, so that its reason arrives
 PROBE_SECONDS: Final = 1.0
 
@@ -67,15 +68,15 @@ class OutgoingLink:
         return self._task
 
     async def _run(self) -> None:
-        delay, longest = RETRY_SECONDS
+        attempt = 0
         try:
             while True:
                 if await self._run_link():
-                    delay = RETRY_SECONDS[0]
+                    attempt = 0
                 if await is_refused(self._node.link, PROBE_SECONDS):
                     self._on_peer_gone(self._node.id)
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(2 * delay, longest)
+                await asyncio.sleep(RETRY_BACKOFF.delay(attempt, random.random()))
+                attempt += 1
         finally:
             self._link.fail_streams()
 
