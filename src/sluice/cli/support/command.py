@@ -3,7 +3,8 @@
 `@command(app, "peek")` registers a function whose first parameter is a `CommandContext`. The
 options of `options.COMMON_OPTIONS` are added after its own, so that every command has them with the
 same spelling and help. Commands that share more options (`spark_command.pipeline_command`) have
-their own context class (`register_command`).
+their own context class (`register_command`). A parameter of a frozen dataclass is a group of
+options, one for each field.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -83,6 +85,8 @@ def register_command(
     def register(function: Callable[Concatenate[V, P], None]) -> Callable[Concatenate[V, P], None]:
         @functools.wraps(function)
         def run(**given: Any) -> None:
+            for parameter, group in groups.items():
+                given[parameter] = group(**{one.name: given.pop(one.name) for one in fields(group)})
             shared_values = {key: given.pop(key) for key in shared}
             with exit_on_error("the broker"):
                 cli = context_factory(**shared_values)
@@ -91,7 +95,9 @@ def register_command(
                 finally:
                     cli.close()
 
-        described = _parameters(function, shared)
+        hints = get_type_hints(function, include_extras=True)
+        groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+        described = _parameters(function, hints, shared)
         run.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in described}
         app.command(name, **more)(run)
@@ -107,27 +113,26 @@ def make_context(
 
 
 def _parameters(
-    function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]
+    function: Callable[..., None],
+    hints: Mapping[str, Any],
+    shared: Mapping[str, tuple[Any, Any]],
 ) -> list[inspect.Parameter]:
     """Return the function's parameters without its context, then the shared ones."""
-    hints = get_type_hints(function, include_extras=True)
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    described = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=one.default,
-            annotation=hints[one.name],
-        )
-        for one in parameters
+    described: list[tuple[str, Any, Any]] = []
+    for one in list(inspect.signature(function).parameters.values())[1:]:
+        hint = hints[one.name]
+        if is_dataclass(hint):
+            kinds = get_type_hints(hint, include_extras=True)
+            described += [
+                (member.name, kinds[member.name], member.default) for member in fields(hint)
+            ]
+        else:
+            described.append((one.name, hint, one.default))
+    described += [(name, kind, default) for name, (kind, default) in shared.items()]
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in described
     ]
-    for name, (kind, default) in shared.items():
-        described.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-            )
-        )
-    return described
 
 
 # ---- `--help` omits the type of flags without a value: `--once`, not `--once <bool>`

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -81,6 +82,7 @@ COMMON_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
 # Options of several commands, with one meaning.
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+Contains = Annotated[str, typer.Option(metavar="TEXT", help="With this text in the payload.")]
 ToAll = Annotated[
     bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")
 ]
@@ -183,6 +185,14 @@ def parse_seconds(flag: str, text: str) -> float:
         return parse_duration(text)
     except ValueError as fault:
         raise usage_error(f"{flag}: {fault}", "Write it as 500ms, 10s or 2h") from None
+
+
+def filter_parameters(given: Any, now: float) -> dict[str, object]:
+    """Return the options of a filter (a dataclass with `since` and `until`) for a request."""
+    values = asdict(given)
+    for name in ("since", "until"):
+        values[name] = parse_time_argument(f"--{name}", values[name], now)
+    return {name: value for name, value in values.items() if value}
 
 
 def parse_time_argument(flag: str, text: str, now: float | None) -> str:

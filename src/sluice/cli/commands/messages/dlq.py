@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import uuid4
@@ -22,6 +23,7 @@ from sluice.cli.support import (
     Column,
     CommandContext,
     CommandError,
+    Contains,
     DryRun,
     MqttOption,
     Output,
@@ -30,13 +32,13 @@ from sluice.cli.support import (
     Yes,
     command,
     complete_group,
+    filter_parameters,
     format_age,
     format_count,
     format_payload,
     format_plural,
     make_client,
     parse_seconds,
-    parse_time_argument,
     queue_path,
     similar_names,
     styled,
@@ -58,24 +60,50 @@ ROWS_KEY: Final = "letters"  # words: allowed (JSON key)
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the dead letter, or of the message that died.")
 ]
-Reason = Annotated[
+OneId = Annotated[
     str,
-    typer.Option(
-        metavar="REASON", help="Died of: max_retries, timeout, rejected, expired, overflow."
+    typer.Argument(
+        metavar="[ID]", help="One dead letter; leave it out and say which by --all or a filter."
     ),
 ]
-GroupFilter = Annotated[
-    str,
-    typer.Option(
-        "--group", "-g", metavar="GROUP", help="Died in this group.", autocompletion=complete_group
-    ),
-]
-Since = Annotated[
-    str, typer.Option(metavar="WHEN", help="Died at or after: a time, or 2h for two hours ago.")
-]
-Until = Annotated[str, typer.Option(metavar="WHEN", help="Died before.")]
-Contains = Annotated[str, typer.Option(metavar="TEXT", help="With this text in the payload.")]
 All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
+
+
+@dataclass(frozen=True)
+class DeadLetterFilter:
+    """The options that select dead letters."""
+
+    reason: Annotated[
+        str,
+        typer.Option(
+            metavar="REASON", help="Died of: max_retries, timeout, rejected, expired, overflow."
+        ),
+    ] = ""
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Died in this group.",
+            autocompletion=complete_group,
+        ),
+    ] = ""
+    since: Annotated[
+        str, typer.Option(metavar="WHEN", help="Died at or after: a time, or 2h for two hours ago.")
+    ] = ""
+    until: Annotated[str, typer.Option(metavar="WHEN", help="Died before.")] = ""
+    contains: Contains = ""
+
+    def wanted(self, now: float) -> dict[str, object]:
+        """Return the given options as parameters of a request."""
+        if self.reason and self.reason not in DEAD_REASONS:
+            similar = similar_names(self.reason, DEAD_REASONS)
+            raise usage_error(
+                f"--reason {self.reason!r} is not a reason",
+                f"Did you mean {similar[0]}?" if similar else f"Use {', '.join(DEAD_REASONS)}",
+            )
+        return filter_parameters(self, now)
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -86,23 +114,19 @@ def add_to(root: typer.Typer, panel: str) -> None:
 def list_dead_letters(
     cli: CommandContext,
     queue: Queue,
-    reason: Reason = "",
-    group: GroupFilter = "",
-    since: Since = "",
-    until: Until = "",
-    contains: Contains = "",
+    chosen: DeadLetterFilter,
     after: Annotated[
         str, typer.Option(metavar="ID", help="Only those after this dead letter.")
     ] = "",
     limit: Limit = 50,
 ) -> None:
     """List the dead letters of a queue: why and when they died."""
-    wanted = _filter(reason, group, since, until, contains, cli.now)
+    wanted = chosen.wanted(cli.now)
     found = cli.api.get(queue_path(queue, "dlq"), **wanted, after=after, limit=limit)
     if cli.print_if_json(found):
         return
     if not found:
-        _check_group(cli, queue, group)
+        _check_group(cli, queue, chosen.group)
         cli.out.show(f"No dead letters of {queue}{' match' if wanted else ''}.")
         return
     _show_dead_letters(cli.out, found, cli.now)
@@ -123,18 +147,9 @@ def show(cli: CommandContext, queue: Queue, message_id: Id) -> None:
 def retry(
     cli: CommandContext,
     queue: Queue,
-    message_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]", help="One dead letter; leave it out and say which by --all or a filter."
-        ),
-    ] = "",
+    chosen: DeadLetterFilter,
+    message_id: OneId = "",
     every: All = False,
-    reason: Reason = "",
-    group: GroupFilter = "",
-    since: Since = "",
-    until: Until = "",
-    contains: Contains = "",
     to_all: ToAll = False,
     payload_file: Annotated[
         Path | None,
@@ -150,7 +165,7 @@ def retry(
     """Put dead letters back into their queue: one, or all that match. They begin again with attempt
     1.
     """
-    wanted = _filter(reason, group, since, until, contains, cli.now)
+    wanted = chosen.wanted(cli.now)
     _check_selection(bool(message_id), every, bool(wanted), "retry")
     edited = read_edited_payload(payload_file, bool(message_id))
     if message_id:
@@ -171,7 +186,7 @@ def retry(
         return
     dead_letters, more = _preview(cli, queue, wanted)
     if not dead_letters:
-        _check_group(cli, queue, group)
+        _check_group(cli, queue, chosen.group)
     if dry_run or not dead_letters:
         _show_preview(cli, "would_retry", dead_letters, more)
         return
@@ -189,30 +204,21 @@ def retry(
 def purge(
     cli: CommandContext,
     queue: Queue,
-    message_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]", help="One dead letter; leave it out and say which by --all or a filter."
-        ),
-    ] = "",
+    chosen: DeadLetterFilter,
+    message_id: OneId = "",
     every: All = False,
-    reason: Reason = "",
-    group: GroupFilter = "",
-    since: Since = "",
-    until: Until = "",
-    contains: Contains = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Delete dead letters for good: one, or all that match."""
-    wanted = _filter(reason, group, since, until, contains, cli.now)
+    wanted = chosen.wanted(cli.now)
     _check_selection(bool(message_id), every, bool(wanted), "purge")
     if message_id:
         dead_letters, more = [_get_dead_letter(cli, queue, message_id)], False
     else:
         dead_letters, more = _preview(cli, queue, wanted)
         if not dead_letters:
-            _check_group(cli, queue, group)
+            _check_group(cli, queue, chosen.group)
     if dry_run or not dead_letters:
         _show_preview(cli, "would_purge", dead_letters, more)
         return
@@ -304,23 +310,6 @@ def _get_dead_letter(cli: CommandContext, queue: str, message_id: str) -> dict[s
             "Nothing was changed. See whether a proxy before the server changes paths",
         )
     return found
-
-
-def _filter(
-    reason: str, group: str, since: str, until: str, contains: str, now: float
-) -> dict[str, object]:
-    if reason and reason not in DEAD_REASONS:
-        similar = similar_names(reason, DEAD_REASONS)
-        raise usage_error(
-            f"--reason {reason!r} is not a reason",
-            f"Did you mean {similar[0]}?" if similar else f"Use {', '.join(DEAD_REASONS)}",
-        )
-    given = {"reason": reason, "group": group, "contains": contains}
-    given |= {
-        "since": parse_time_argument("--since", since, now),
-        "until": parse_time_argument("--until", until, now),
-    }
-    return {name: value for name, value in given.items() if value}
 
 
 def _check_group(cli: CommandContext, queue: str, group: str) -> None:

@@ -5,16 +5,19 @@ A command on several messages by a filter counts them first and asks, unless `--
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
 
 from sluice.cli.support import (
     CommandContext,
+    Contains,
     DryRun,
     Queue,
     Yes,
     command,
+    filter_parameters,
     format_count,
     format_plural,
     parse_seconds,
@@ -31,13 +34,26 @@ Ids = Annotated[
     typer.Argument(metavar="[ID]...", help="Messages; leave them out to choose by a filter."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All messages that no consumer works on.")]
-Key = Annotated[str, typer.Option(metavar="KEY", help="With this partition key.")]
-State = Annotated[str, typer.Option(metavar="STATE", help="waiting, delayed or retrying.")]
-Since = Annotated[
-    str, typer.Option(metavar="WHEN", help="Enqueued at or after: a time, or 2h for two hours ago.")
-]
-Until = Annotated[str, typer.Option(metavar="WHEN", help="Enqueued before.")]
-Contains = Annotated[str, typer.Option(metavar="TEXT", help="With this text in the payload.")]
+
+
+@dataclass(frozen=True)
+class MessageFilter:
+    """The options that select messages which wait."""
+
+    key: Annotated[str, typer.Option(metavar="KEY", help="With this partition key.")] = ""
+    state: Annotated[str, typer.Option(metavar="STATE", help="waiting, delayed or retrying.")] = ""
+    since: Annotated[
+        str,
+        typer.Option(metavar="WHEN", help="Enqueued at or after: a time, or 2h for two hours ago."),
+    ] = ""
+    until: Annotated[str, typer.Option(metavar="WHEN", help="Enqueued before.")] = ""
+    contains: Contains = ""
+
+    def wanted(self, now: float) -> dict[str, object]:
+        """Return the given options as parameters of a request."""
+        if self.state and self.state not in STATES:
+            raise usage_error(f"--state {self.state!r} is not a state", f"Use {', '.join(STATES)}")
+        return filter_parameters(self, now)
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -48,18 +64,14 @@ def add_to(root: typer.Typer, panel: str) -> None:
 def cancel(
     cli: CommandContext,
     queue: Queue,
+    chosen: MessageFilter,
     ids: Ids = None,
     every: All = False,
-    key: Key = "",
-    state: State = "",
-    since: Since = "",
-    until: Until = "",
-    contains: Contains = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Remove messages that wait, are delayed or wait for a retry: they are never delivered."""
-    wanted = _filter(cli, key, state, since, until, contains)
+    wanted = chosen.wanted(cli.now)
     _check_selection(bool(ids), every, bool(wanted))
     if ids:
         for message_id in ids if not dry_run else []:
@@ -72,6 +84,7 @@ def cancel(
 def reschedule(
     cli: CommandContext,
     queue: Queue,
+    chosen: MessageFilter,
     ids: Ids = None,
     now: Annotated[bool, typer.Option("--now", help="Deliver or retry them now.")] = False,
     delay: Annotated[
@@ -79,11 +92,6 @@ def reschedule(
     ] = "",
     at: Annotated[str, typer.Option(metavar="TIME", help="Deliver them at or after it.")] = "",
     every: All = False,
-    key: Key = "",
-    state: State = "",
-    since: Since = "",
-    until: Until = "",
-    contains: Contains = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -93,7 +101,7 @@ def reschedule(
     when: dict[str, object] = {"deliver_at": parse_time_argument("--at", at, None)}
     if not at:
         when = {"delay": f"{parse_seconds('--in', delay):g}s" if delay else "0s"}
-    wanted = _filter(cli, key, state, since, until, contains)
+    wanted = chosen.wanted(cli.now)
     _check_selection(bool(ids), every, bool(wanted))
     if ids:
         for message_id in ids if not dry_run else []:
@@ -101,21 +109,6 @@ def reschedule(
         _report(cli, "Rescheduled", queue, _result_of(ids, dry_run))
         return
     _change_many(cli, queue, "reschedule", "Rescheduled", wanted | when, dry_run, yes)
-
-
-def _filter(
-    cli: CommandContext, key: str, state: str, since: str, until: str, contains: str
-) -> dict[str, object]:
-    if state and state not in STATES:
-        raise usage_error(f"--state {state!r} is not a state", f"Use {', '.join(STATES)}")
-    given = {
-        "key": key,
-        "state": state,
-        "since": parse_time_argument("--since", since, cli.now),
-        "until": parse_time_argument("--until", until, cli.now),
-        "contains": contains,
-    }
-    return {name: value for name, value in given.items() if value}
 
 
 def _check_selection(by_id: bool, every: bool, filtered: bool) -> None:
