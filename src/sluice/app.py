@@ -24,6 +24,7 @@ from sluice import __version__
 from sluice.access.authenticator import Authenticator
 from sluice.access.factory import build_access
 from sluice.access.identity import AdminAuthenticator
+from sluice.admin.server import AdminServer, AdminServerConfig, GrpcTls, OpenListener
 from sluice.alerts import SsrfGuard
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
@@ -47,9 +48,8 @@ from sluice.queues.service import QueueTemplates
 from sluice.units import Address
 
 if TYPE_CHECKING:
-    from sluice.admin.grpc import server as grpc_server
     from sluice.admin.loop_bridge import LoopBridge
-    from sluice.admin.server import AdminServer, OpenListener
+    from sluice.admin.rest import BulkResources
     from sluice.cluster.membership import Directory
 
 log = logging.getLogger(__name__)
@@ -271,12 +271,6 @@ def make_admin_server(
     """
     if settings.http is None and settings.grpc is None:
         return None
-    from sluice.admin.rest import BulkResources
-    from sluice.admin.server import (  # imports HTTP libraries, so only if an API is on
-        AdminServer,
-        AdminServerConfig,
-    )
-
     # A message of maximum size arrives as base64, a third larger, inside JSON.
     max_body = settings.mqtt.max_packet_size * 4 // 3 + JSON_OVERHEAD_BYTES
     options = AdminServerConfig(
@@ -288,13 +282,7 @@ def make_admin_server(
         queues_enabled=settings.queues.enabled,
         store_fault=store_fault,
         watermark=watermark,
-        make_bulk_resources=lambda: BulkResources(
-            settings.data if settings.store == "embedded" else None,
-            settings.bulk.max_batch_bytes,
-            settings.bulk.max_stage_bytes,
-            settings.bulk.stage_ttl,
-            settings.bulk.max_batch_rows,
-        ),
+        make_bulk_resources=partial(make_bulk_resources, settings),
         listeners=lambda: {one.name: one.address for one in list(listeners)},
         directory=directory,
         peer_tls=make_node_tls(settings) if settings.tls.http and not are_peers_local else None,
@@ -303,6 +291,18 @@ def make_admin_server(
         ),
     )
     return AdminServer(loop_bridge, admin_authenticator, options)
+
+
+def make_bulk_resources(settings: Settings) -> BulkResources:
+    from sluice.admin.rest import BulkResources  # with the HTTP libraries, on first use
+
+    return BulkResources(
+        settings.data if settings.store == "embedded" else None,
+        settings.bulk.max_batch_bytes,
+        settings.bulk.max_stage_bytes,
+        settings.bulk.stage_ttl,
+        settings.bulk.max_batch_rows,
+    )
 
 
 def make_node_tls(settings: Settings) -> ssl.SSLContext:
@@ -395,16 +395,14 @@ def make_tls_context(settings: Settings, verify_clients: bool = True) -> ssl.SSL
     return context
 
 
-def make_grpc_tls(settings: Settings) -> grpc_server.GrpcTls:
+def make_grpc_tls(settings: Settings) -> GrpcTls:
     """Return the certificate for gRPC.
 
     gRPC reads the files without reporting errors, so they are checked first.
     """
-    from sluice.admin.grpc import server as grpc_server
-
     make_tls_context(settings, verify_clients=False)
     assert settings.tls.cert is not None and settings.tls.key is not None
-    return grpc_server.GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
+    return GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
 
 
 def addresses_by_name(listeners: Sequence[Listener | OpenListener]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.access.users import load_users, verify
-from sluice.cli import app
+from sluice.cli.root import app
 
 PASSWORD = "correct horse battery staple"
 

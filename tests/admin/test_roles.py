@@ -18,9 +18,9 @@ import pytest
 from sluice.access.identity import AdminAuthenticator, Identity, Role
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
-from sluice.admin.grpc.server import serve_grpc
 from sluice.admin.server import AdminServer, AdminServerConfig
 from sluice.units import Address
+from tests.admin.grpc.conftest import serve_on_any_port
 from tests.admin.live_broker import live_broker
 
 V, O, A = Role.VIEWER, Role.OPERATOR, Role.ADMIN  # noqa: E741
@@ -175,9 +175,7 @@ METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Que
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     async with live_broker() as harness:
-        server = await serve_grpc(
-            harness.loop_bridge, AdminAuthenticator(Tokens()), "127.0.0.1", 0, None
-        )
+        server = await serve_on_any_port(harness.loop_bridge, AdminAuthenticator(Tokens()))
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             yield channel
         await server.stop(0)

@@ -21,8 +21,8 @@ from sluice.bench import scenarios
 from sluice.bench.machine import Disk, cpu_model, filesystem_of
 from sluice.bench.procfs import process_tree
 from sluice.bench.results import Result
-from sluice.cli import app
 from sluice.cli.commands.bench import SCENARIO_NAMES
+from sluice.cli.root import app
 from tests.support.broker_process import Broker, same_build
 
 pytestmark = pytest.mark.timeout(150)  # whole processes, on busy machines

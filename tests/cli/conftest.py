@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.root import app
 from tests.cli.fake_api import FakeApi, serve_fake_api
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.root import app
 from tests.cli.conftest import CommandResult
 from tests.support.broker_process import Broker, same_build
 

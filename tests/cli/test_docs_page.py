@@ -10,10 +10,8 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from sluice.cli import app
-from sluice.cli.support import (
-    CLIENT_VARIABLES,
-)
+from sluice.cli.root import app
+from sluice.cli.variables import CLIENT_VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text("utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sluice
-from sluice.cli import build
+from sluice.cli.serve import build
 from tests.support.broker_process import Broker, StartBroker, same_build
 
 

@@ -19,7 +19,7 @@ import pytest
 import trustme
 import typer
 
-from sluice.cli import app
+from sluice.cli.root import app
 from sluice.config.setting_types import ConfigSection
 from sluice.config.settings import Settings
 from sluice.queues.recovery import snapshot

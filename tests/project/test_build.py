@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sluice.cli import build
+from sluice.cli.serve import build
 
 
 def test_build_under_test_is_the_requested_one() -> None:

@@ -4,6 +4,9 @@ JSON, HTTP and protobuf are slow compared with MQTT: on the broker's loop, one p
 would delay every message. In their own thread they hold the interpreter's lock only for moments,
 and every call crosses the loop bridge. The thread opens the listeners, reports their addresses and
 closes them on request; it handles no signals and decides nothing.
+
+FastAPI and gRPC take 40 MB. A listener loads its library with its first connection, which waits
+meanwhile, so a broker with unused APIs does without.
 """
 
 from __future__ import annotations
@@ -13,26 +16,17 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import uvicorn
 import uvloop
 
 from sluice.access.identity import AdminAuthenticator
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.rest import (
-    CONNECTION_KEY,
-    KEEP_ALIVE_SECONDS,
-    MAX_BODY_BYTES,
-    BulkResources,
-    HttpConnection,
-    LiveFeed,
-    RestApi,
-    make_app,
-)
+from sluice.admin.metrics import MAX_QUEUES, CounterSample, SampleHistory
 from sluice.broker.net import ListenerError
 from sluice.cluster.membership import Directory
 from sluice.errors import SluiceError
@@ -40,14 +34,24 @@ from sluice.process.memory_watermark import MemoryWatermark
 from sluice.units import Address
 
 if TYPE_CHECKING:
-    from sluice.admin.grpc import server as grpc_server
+    from sluice.admin.rest import BulkResources, LiveFeed
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 3  # a stop waits this long for responses in progress
 STOP_SECONDS: Final = GRACE_SECONDS + 3.0  # and this long for everything
 BACKLOG: Final = 256
-MAX_CONNECTIONS: Final = 1024
+# A packet of the default maximum size as base64, and its JSON.
+MAX_BODY_BYTES: Final = 2_862_000
+
+
+@dataclass(frozen=True)
+class GrpcTls:
+    """PEM, as read from files. With `client_ca`, a client must present a certificate of that CA."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    client_ca: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,13 @@ class AdminServerConfig:
     http: Address | None
     grpc: Address | None
     tls: ssl.SSLContext | None = None  # of the HTTP listener
-    grpc_tls: grpc_server.GrpcTls | None = None
+    grpc_tls: GrpcTls | None = None
     max_body: int = MAX_BODY_BYTES
     queues_enabled: bool = True
     store_fault: Callable[[], SluiceError | None] = lambda: None
     watermark: MemoryWatermark | None = None  # the memory limit of the process
-    make_bulk_resources: Callable[[], BulkResources] = BulkResources  # called on the admin loop
+    # Called on the admin loop; None: the defaults.
+    make_bulk_resources: Callable[[], BulkResources] | None = None
     # Addresses of the open MQTT listeners by name; called on the admin loop.
     listeners: Callable[[], Mapping[str, str]] = dict
     directory: Directory | None = None  # of the cluster, if there is one
@@ -79,14 +84,63 @@ class OpenListener:
     address: str
 
 
-class _RunningServer(Protocol):
+class _Server(Protocol):
     """A server that runs on the admin loop."""
-
-    @property
-    def address(self) -> Address: ...
 
     async def stop(self, grace: float) -> None:
         """Accept no new connections; requests in progress have `grace` seconds."""
+
+
+class _Listener:
+    """Sockets that listen at once, and a server that starts with the first connection."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        start: Callable[[list[socket.socket]], Awaitable[_Server]],
+        on_failure: Callable[[str, BaseException], None],
+    ) -> None:
+        self.name = name
+        self._start = start
+        self._on_failure = on_failure
+        self._sockets = bind_sockets(name, address)
+        self._starting: asyncio.Task[_Server | None] | None = None
+        loop = asyncio.get_running_loop()
+        for one in self._sockets:
+            loop.add_reader(one, self._on_connection)
+
+    @property
+    def address(self) -> str:
+        return str(Address(*self._sockets[0].getsockname()[:2]))
+
+    def _on_connection(self) -> None:
+        self._stop_waiting()
+        self._starting = asyncio.create_task(self._start_server())
+
+    def _stop_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        for one in self._sockets:
+            loop.remove_reader(one)
+
+    async def _start_server(self) -> _Server | None:
+        try:
+            return await self._start(self._sockets)
+        except Exception as fault:
+            self._close_sockets()  # otherwise clients connect and get no response
+            self._on_failure(self.name, fault)
+            return None
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+    async def stop(self, grace: float) -> None:
+        if self._starting is None:
+            self._stop_waiting()
+            self._close_sockets()
+        elif (server := await self._starting) is not None:
+            await server.stop(grace)
 
 
 class AdminServer:
@@ -101,11 +155,12 @@ class AdminServer:
         self._bridge = bridge
         self._keyring = keyring
         self._config = config
+        self._samples = SampleHistory(self._take_sample)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested: asyncio.Event | None = None
         self._finished: asyncio.Future[None] | None = None
-        self.feed: LiveFeed | None = None
+        self.feed: LiveFeed | None = None  # of the console, once HTTP is used
         self.failure: BaseException | None = None
 
     async def start(self) -> list[OpenListener]:
@@ -154,149 +209,67 @@ class AdminServer:
     async def _run(self, on_open: Callable[[list[OpenListener]], None]) -> None:
         self._stop_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        servers: list[tuple[str, _RunningServer]] = []
+        config = self._config
+        listeners: list[_Listener] = []
         try:
-            if self._config.http is not None:
-                servers.append(("http", await self._open_http(self._config.http)))
-            if self._config.grpc is not None:
-                servers.append(("grpc", await self._open_grpc(self._config.grpc)))
-            on_open([OpenListener(name, str(server.address)) for name, server in servers])
+            if config.http is not None:
+                self._samples.start()
+                listeners.append(_Listener("http", config.http, self._start_http, self._on_failure))
+            if config.grpc is not None:
+                listeners.append(_Listener("grpc", config.grpc, self._start_grpc, self._on_failure))
+            on_open([OpenListener(one.name, one.address) for one in listeners])
             await self._stop_requested.wait()
         finally:
-            await asyncio.gather(*(server.stop(GRACE_SECONDS) for _, server in servers))
+            self._samples.stop()
+            await asyncio.gather(*(one.stop(GRACE_SECONDS) for one in listeners))
 
-    async def _open_http(self, address: Address) -> HttpServer:
+    async def _take_sample(self) -> CounterSample:
+        return await self._bridge.call(lambda service: service.sample_counters(MAX_QUEUES))
+
+    def _on_failure(self, name: str, fault: BaseException) -> None:
+        """Keep MQTT and the other listener running: a broker without admin API is still useful."""
+        log.critical("%s listener failed; restart the broker to open it", name, exc_info=fault)
+        self.failure = fault
+
+    async def _start_http(self, sockets: list[socket.socket]) -> _Server:
+        from sluice.admin.rest import HttpServer, make_app
+
         config = self._config
+        assert config.http is not None
         app = make_app(
             self._bridge,
             self._keyring,
-            host=address.host,
+            self._samples,
+            host=config.http.host,
             max_body=config.max_body,
             queues_enabled=config.queues_enabled,
             store_fault=config.store_fault,
             watermark=config.watermark,
-            bulk_resources=config.make_bulk_resources(),
+            bulk_resources=config.make_bulk_resources() if config.make_bulk_resources else None,
             listeners=config.listeners,
             directory=config.directory,
             peer_tls=config.peer_tls,
         )
         self.feed = app.feed
-        server = HttpServer(app, bind_sockets("http", address), config.tls, self._on_http_failure)
+        server = HttpServer(
+            app, sockets, config.tls, BACKLOG, GRACE_SECONDS, partial(self._on_failure, "http")
+        )
         await server.start()
         return server
 
-    def _on_http_failure(self, fault: BaseException) -> None:
-        """Keep MQTT and the other listener running: a broker without admin API is still useful."""
-        log.critical("http listener failed; restart the broker to open it", exc_info=fault)
-        self.failure = fault
-
-    async def _open_grpc(self, address: Address) -> _RunningServer:
-        # Imported here: a large library that only an open gRPC listener needs.
+    async def _start_grpc(self, sockets: list[socket.socket]) -> _Server:
         from sluice.admin.grpc import server as grpc_server
 
         config = self._config
         return await grpc_server.serve_grpc(
             self._bridge,
             self._keyring,
-            address.host,
-            address.port,
+            sockets,
             config.grpc_tls,
             queues_enabled=config.queues_enabled,
             directory=config.directory,
             peer_ca=config.peer_grpc_ca,
         )
-
-
-class _HttpConnectionInScope(HttpConnection):
-    """Put the connection into the scope, for routes that hand it to a bulk worker process."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[CONNECTION_KEY] = self  # type: ignore[typeddict-unknown-key]
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn that signals its start and stops at once; by itself it polls ten times a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.opened = asyncio.Event()
-        self.stop_requested = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.opened.set()
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # updates the Date header
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self.stop_requested.wait()
-
-    def request_stop(self) -> None:
-        self.should_exit = True
-        self.stop_requested.set()
-
-
-class HttpServer:
-    """uvicorn on bound sockets, without its own signal handlers and log format."""
-
-    def __init__(
-        self,
-        rest_api: RestApi,
-        sockets: list[socket.socket],
-        tls: ssl.SSLContext | None,
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._rest_api = rest_api
-        self._on_failure = on_failure
-        self._sockets = sockets
-        host, port = sockets[0].getsockname()[:2]
-        self.address = Address(host, port)
-        config = uvicorn.Config(
-            rest_api.middleware,
-            http=_HttpConnectionInScope,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            ssl_context_factory=None if tls is None else lambda config, usual: tls,
-        )
-        self._server = _Uvicorn(config)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        task = self._task = asyncio.create_task(self._server.serve(self._sockets))
-        opened = asyncio.create_task(self._server.opened.wait())
-        await asyncio.wait([task, opened], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            opened.cancel()
-            task.result()
-        task.add_done_callback(self._on_server_exit)
-        self._rest_api.start()
-
-    def _on_server_exit(self, task: asyncio.Task[None]) -> None:
-        fault = None if task.cancelled() else task.exception()
-        if fault is not None or not self._server.should_exit:
-            for one in self._server.servers:
-                one.close()  # otherwise clients connect and get no response
-            self._on_failure(fault or RuntimeError("the server has ended unexpectedly"))
-
-    async def stop(self, grace: float) -> None:
-        self._rest_api.stop()
-        self._server.request_stop()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-        self._rest_api.close()
-        if self._rest_api.forwarder is not None:
-            await self._rest_api.forwarder.close()
 
 
 def bind_sockets(name: str, address: Address) -> list[socket.socket]:

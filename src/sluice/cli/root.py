@@ -15,7 +15,6 @@ from sluice import __version__
 from sluice.cli.commands import (
     access,
     bench,
-    build,
     clients,
     configuration,
     consume,
@@ -28,13 +27,13 @@ from sluice.cli.commands import (
     peek,
     publish,
     queues,
-    serve,
     stores,
     top,
     waiting,
     worker,
 )
 from sluice.cli.pipelines import job_commands
+from sluice.cli.serve import build, serve
 from sluice.cli.support import (
     hide_flag_types,
 )
@@ -54,7 +53,7 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
+def run() -> None:
     app(prog_name="sluice")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from sluice.admin.grpc.interceptor import METHOD_ROLES, STATUS_CODES, error_code_of
-from sluice.cli import app
+from sluice.cli.root import app
 from sluice.errors import SluiceError
 from tests.support.broker_process import Broker, StartBroker, same_build
 from tests.support.doc_pages import steps

@@ -17,9 +17,8 @@ from sluice.access.identity import AdminAuthenticator, Identity, Role
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.interceptor import METHOD_ROLES, SERVICE, STATUS_CODES
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
-from sluice.admin.grpc.server import serve_grpc
 from sluice.admin.service import AdminService
-from tests.admin.grpc.conftest import GrpcApi
+from tests.admin.grpc.conftest import GrpcApi, serve_on_any_port
 from tests.admin.live_broker import Worker, live_broker
 
 Code = grpc.StatusCode
@@ -442,9 +441,7 @@ class FakeKeyring:
 @pytest.fixture
 async def secured_channel() -> AsyncIterator[grpc.aio.Channel]:
     async with live_broker() as harness:
-        server = await serve_grpc(
-            harness.loop_bridge, AdminAuthenticator(FakeKeyring()), "127.0.0.1", 0, None
-        )
+        server = await serve_on_any_port(harness.loop_bridge, AdminAuthenticator(FakeKeyring()))
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             yield channel
         await server.stop(0)
@@ -521,8 +518,8 @@ async def test_without_users_everybody_is_administrator(grpc_api: GrpcApi) -> No
 
 async def test_with_queues_disabled_only_node_methods_answer() -> None:
     async with live_broker() as harness:
-        server = await serve_grpc(
-            harness.loop_bridge, AdminAuthenticator(), "127.0.0.1", 0, queues_enabled=False
+        server = await serve_on_any_port(
+            harness.loop_bridge, AdminAuthenticator(), queues_enabled=False
         )
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             for method in REQUESTS:

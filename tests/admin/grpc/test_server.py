@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.access.identity import AdminAuthenticator
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
-from sluice.admin.grpc.server import GrpcTls, serve_grpc
+from sluice.admin.server import GrpcTls, bind_sockets
 from sluice.broker.net.listener import ListenerError
 from sluice.errors import ConfigError
-from tests.admin.grpc.conftest import GrpcApi
+from tests.admin.grpc.conftest import GrpcApi, serve_on_any_port
 from tests.admin.live_broker import LiveBroker, live_broker
 from tests.admin.rest.conftest import Tokens
 from tests.support.broker_process import StartBroker
@@ -33,16 +33,11 @@ async def test_free_port_is_chosen_and_reported(grpc_api: GrpcApi) -> None:
 
 
 async def test_occupied_port_is_refused_with_an_explanation(grpc_api: GrpcApi) -> None:
-    port = grpc_api.server.address.port
-    with pytest.raises(ListenerError, match=rf"127\.0\.0\.1:{port}: .*in use.*--grpc HOST:PORT"):
-        await serve_grpc(
-            grpc_api.harness.loop_bridge, grpc_api.harness.keyring, "127.0.0.1", port, None
-        )
-    mqtt = grpc_api.harness.mqtt
-    with pytest.raises(ListenerError):
-        await serve_grpc(
-            grpc_api.harness.loop_bridge, grpc_api.harness.keyring, mqtt.host, mqtt.port, None
-        )
+    taken = grpc_api.server.address
+    with pytest.raises(
+        ListenerError, match=rf"127\.0\.0\.1:{taken.port}: .*in use.*--grpc HOST:PORT"
+    ):
+        bind_sockets("grpc", taken)
     await grpc_api.admin.GetNode(pb.GetNodeRequest())
 
 
@@ -161,9 +156,7 @@ async def test_watcher_that_loses_permission_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_INTERVAL_SECONDS", 0.01)
     tokens = Tokens()
     async with live_broker() as harness:
-        server = await serve_grpc(
-            harness.loop_bridge, AdminAuthenticator(tokens), "127.0.0.1", 0, None
-        )
+        server = await serve_on_any_port(harness.loop_bridge, AdminAuthenticator(tokens))
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             who = (("authorization", "Bearer viewer"),)
             watch = QueueAdminStub(channel).Watch(pb.WatchRequest(), metadata=who)
@@ -175,7 +168,7 @@ async def test_watcher_that_loses_permission_is_refused(monkeypatch: pytest.Monk
 
 async def test_tls_uses_the_configured_certificate() -> None:
     async with live_broker() as harness:
-        server = await serve_grpc(harness.loop_bridge, harness.keyring, "127.0.0.1", 0, tls())
+        server = await serve_on_any_port(harness.loop_bridge, harness.keyring, tls())
         async with channel_to(server.address, False) as channel:
             assert (await QueueAdminStub(channel).GetNode(pb.GetNodeRequest())).name
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
@@ -187,9 +180,7 @@ async def test_tls_uses_the_configured_certificate() -> None:
 
 async def test_client_ca_requires_a_client_certificate() -> None:
     async with live_broker() as harness:
-        server = await serve_grpc(
-            harness.loop_bridge, harness.keyring, "127.0.0.1", 0, tls(client_ca=True)
-        )
+        server = await serve_on_any_port(harness.loop_bridge, harness.keyring, tls(client_ca=True))
         async with channel_to(server.address, True) as channel:
             assert (await QueueAdminStub(channel).GetNode(pb.GetNodeRequest())).name
         async with channel_to(server.address, False) as channel:
@@ -202,9 +193,7 @@ async def test_client_ca_requires_a_client_certificate() -> None:
 async def test_invalid_tls_files_are_refused() -> None:
     async with live_broker() as harness:
         with pytest.raises(ConfigError, match=r"TLS files.*PEM"):
-            await serve_grpc(
-                harness.loop_bridge, harness.keyring, "127.0.0.1", 0, GrpcTls(b"no", b"pem")
-            )
+            await serve_on_any_port(harness.loop_bridge, harness.keyring, GrpcTls(b"no", b"pem"))
 
 
 def test_private_key_is_not_shown() -> None:
@@ -235,9 +224,7 @@ def broker_on_other_loop() -> Iterator[LiveBroker]:
 
 
 async def test_broker_on_another_loop_answers(broker_on_other_loop: LiveBroker) -> None:
-    server = await serve_grpc(
-        broker_on_other_loop.loop_bridge, broker_on_other_loop.keyring, "127.0.0.1", 0, None
-    )
+    server = await serve_on_any_port(broker_on_other_loop.loop_bridge, broker_on_other_loop.keyring)
     async with grpc.aio.insecure_channel(str(server.address)) as channel:
         admin = QueueAdminStub(channel)
         calls = [admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x")) for _ in range(50)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from pathlib import Path
 
 import grpc
 import httpx
@@ -155,19 +156,25 @@ async def test_request_is_cancelled_when_its_caller_disconnects(
         await cancelled.wait()
 
 
+@pytest.mark.parametrize("is_started", [True, False])
 async def test_failed_server_is_reported_and_broker_continues(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_started: bool
 ) -> None:
     async with live_broker() as harness:
         thread = AdminServer(
             harness.loop_bridge, harness.keyring, AdminServerConfig(ANY_PORT, None)
         )
-        await thread.start()
+        [listener] = await thread.start()
+        if is_started:
+            async with httpx.AsyncClient(timeout=30) as web:
+                await web.get(f"http://{listener.address}/healthz")
 
         async def fail(server: object, counter: int) -> bool:
             raise OSError("the roof has come down")
 
         monkeypatch.setattr("uvicorn.Server.on_tick", fail)
+        if not is_started:
+            assert is_open(parse_address(listener.address))  # the first connection starts it
         await until(lambda: thread.failure is not None)
         assert "the roof has come down" in str(thread.failure)
         assert "http listener failed" in caplog.text
@@ -201,6 +208,23 @@ def test_server_runs_with_queues_disabled(start_broker: StartBroker) -> None:
         with pytest.raises(grpc.RpcError, match="queues are disabled"):
             admin.CreateQueue(pb.CreateQueueRequest(config_json='{"name": "tasks"}'), timeout=30)
         assert admin.GetNode(pb.GetNodeRequest(), timeout=30).queues == 0
+
+
+def test_broker_loads_the_library_of_an_api_with_its_first_connection(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker()
+
+    def loaded() -> set[str]:
+        maps = Path(f"/proc/{broker.process.pid}/maps").read_text()
+        return {name for name in ("cygrpc", "httptools") if name in maps}
+
+    assert loaded() == set()
+    assert httpx.get(f"http://{broker.address('http')}/readyz", timeout=30).status_code == 200
+    assert loaded() == {"httptools"}
+    with grpc.insecure_channel(str(broker.address("grpc"))) as channel:
+        assert QueueAdminStub(channel).GetNode(pb.GetNodeRequest(), timeout=30).name
+    assert loaded() == {"cygrpc", "httptools"}
 
 
 # ---- slow clients

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.root import app
 from tests.spark.conftest import SparkHarness
 from tests.support.broker_process import Broker
 from tests.support.doc_pages import steps, stub_command

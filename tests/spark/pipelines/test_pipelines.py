@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.root import app
 from sluice.spark.pipelines.jobs import archive, compact, dead_letters, redrive, replay, transform
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.support import publish_batches, row_collection, stream_runner

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from sluice.cli import app
 from sluice.cli.pipelines import report_commands, spark_command
+from sluice.cli.root import app
 from sluice.cli.support import (
     CommandError,
     Output,

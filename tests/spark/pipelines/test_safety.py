@@ -19,8 +19,8 @@ from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
 from sluice.admin.rest.errors import Stopping
-from sluice.cli import app
 from sluice.cli.pipelines import spark_command
+from sluice.cli.root import app
 from sluice.errors import (
     ConfigError,
     NoRoom,

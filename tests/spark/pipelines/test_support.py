@@ -20,8 +20,8 @@ import typer
 from pyspark.errors import AnalysisException, StreamingQueryException
 from typer.testing import CliRunner
 
-from sluice.cli import app
 from sluice.cli.pipelines import spark_command, stream_progress
+from sluice.cli.root import app
 from sluice.cli.support import (
     CommandError,
     parse_time_argument,

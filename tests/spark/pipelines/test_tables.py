@@ -22,9 +22,9 @@ import pytest
 from deltalake.exceptions import DeltaError
 from typer.testing import CliRunner
 
-from sluice.cli import app
 from sluice.cli.pipelines import spark_command, stream_progress
 from sluice.cli.pipelines.preflight import replace_options
+from sluice.cli.root import app
 from sluice.http_client import Endpoint
 from sluice.spark import BulkClient, errors
 from sluice.spark.errors import DataLost, InvalidOption, Refused

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -24,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from sluice import errors
 from sluice.access.identity import AdminAuthenticator, Identity, Role, require_role
+from sluice.admin.grpc.relay import Relay
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
@@ -159,11 +159,13 @@ class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(
         self,
         keyring: AdminAuthenticator,
+        relay: Relay,
         queues_enabled: bool = True,
         forwarder: CallForwarder | None = None,
     ) -> None:
         self._forwarder = forwarder
         self._keyring = keyring
+        self._relay = relay
         self._queues_enabled = queues_enabled
 
     async def intercept_service(
@@ -229,7 +231,8 @@ class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for name, value in context.invocation_metadata() or ():
             if name == "authorization":
                 authorization = value
-        identity = await self._keyring.identify_async(authorization, peer_host(context.peer()))
+        peer = self._relay.host_of(context.peer())
+        identity = await self._keyring.identify_async(authorization, peer)
         role, what = METHOD_ROLES[method]
         require_role(identity, role, what)
         if not self._queues_enabled and method not in METHODS_WITHOUT_QUEUES:
@@ -268,11 +271,3 @@ async def abort_with_error(
         f"{method} failed inside Sluice. The server's log has the traceback; please report it",
         (("sluice-error", "internal"),),
     )
-
-
-def peer_host(peer: str) -> str:
-    """Return the host of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return unquote(rest).rpartition(":")[0].strip("[]")

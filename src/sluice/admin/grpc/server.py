@@ -1,5 +1,7 @@
 """The gRPC server: `QueueAdmin`, health and reflection on one port of the admin thread's loop.
 
+The port listens before this module and its large library are imported; see `relay`.
+
 Unlike REST it needs no protection against foreign web pages: a browser cannot speak HTTP/2 without
 TLS, and with TLS it asks for permission (CORS) before it sends `application/grpc`, which this
 server never grants.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -21,12 +23,12 @@ from sluice.access.identity import AdminAuthenticator
 from sluice.admin.grpc.forwarding import GrpcForwarder
 from sluice.admin.grpc.interceptor import SERVICE, GrpcAuthInterceptor
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
+from sluice.admin.grpc.relay import Relay
 from sluice.admin.grpc.servicer import QueueAdmin
 from sluice.admin.loop_bridge import LoopBridge
-from sluice.broker.net import ListenerError
+from sluice.admin.server import GrpcTls
 from sluice.cluster.membership import Directory
 from sluice.errors import ConfigError
-from sluice.units import Address
 
 # A publish with its properties; the queue itself has the limit of a message.
 MAX_REQUEST_BYTES: Final = 16 << 20
@@ -35,42 +37,32 @@ MAX_CONCURRENT_CALLS: Final = 1000  # beyond this, callers get RESOURCE_EXHAUSTE
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    # By default gRPC shares a port between processes: a second server would get half of the calls.
-    ("grpc.so_reuseport", 0),
     # A client may send keepalive pings this often before it is disconnected.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
 
-@dataclass(frozen=True)
-class GrpcTls:
-    """PEM, as read from files. With `client_ca`, a client must present a certificate of that CA."""
-
-    certificate: bytes
-    key: bytes = field(repr=False)
-    client_ca: bytes | None = None
-
-
 class GrpcServer:
-    """An open server. `address` has the port that was chosen for port 0."""
+    """An open server."""
 
     def __init__(
         self,
         server: grpc.aio.Server,
-        address: Address,
+        relay: Relay,
         health: health.aio.HealthServicer,
         closing: asyncio.Event,
         forwarder: GrpcForwarder | None = None,
     ) -> None:
         self._forwarder = forwarder
         self._server = server
+        self._relay = relay
         self._health = health
         self._closing = closing
-        self.address = address
 
     async def stop(self, grace: float) -> None:
         """Accept no new calls; calls in progress have `grace` seconds, streams end at once."""
+        self._relay.close()
         await self._health.enter_graceful_shutdown()
         self._closing.set()
         await self._server.stop(grace)
@@ -81,8 +73,7 @@ class GrpcServer:
 async def serve_grpc(
     bridge: LoopBridge,
     keyring: AdminAuthenticator,
-    host: str,
-    port: int,
+    sockets: Sequence[socket.socket],
     tls: GrpcTls | None = None,
     *,
     max_request_bytes: int = MAX_REQUEST_BYTES,
@@ -90,10 +81,11 @@ async def serve_grpc(
     directory: Directory | None = None,
     peer_ca: bytes | None = None,
 ) -> GrpcServer:
-    """Start the server on the running loop. A port that is taken raises `ListenerError`."""
+    """Start the server on the running loop, for connections to `sockets`, which listen."""
+    relay = Relay()
     forwarder = GrpcForwarder(directory, peer_ca) if directory is not None else None
     server = grpc.aio.server(
-        interceptors=(GrpcAuthInterceptor(keyring, queues_enabled, forwarder),),
+        interceptors=(GrpcAuthInterceptor(keyring, relay, queues_enabled, forwarder),),
         options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)),
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
@@ -104,44 +96,28 @@ async def serve_grpc(
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    _check_port_free(host, port)
-    bound_port = _bind(server, Address(host, port), tls)
+    _bind(server, relay.target, tls)
     await server.start()
     for service in ("", SERVICE):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    return GrpcServer(server, Address(host, bound_port), checks, closing, forwarder)
+    await relay.open(sockets)
+    return GrpcServer(server, relay, checks, closing, forwarder)
 
 
-def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int:
+def _bind(server: grpc.aio.Server, target: str, tls: GrpcTls | None) -> None:
     try:
         if tls is None:
-            bound_port: int = server.add_insecure_port(str(address))
+            server.add_insecure_port(target)
         else:
-            bound_port = server.add_secure_port(str(address), _credentials(tls))
-    except RuntimeError:
-        bound_port = 0
-    if bound_port:
-        return bound_port
-    if tls is not None:
+            server.add_secure_port(target, _credentials(tls))
+    except RuntimeError as fault:
+        if tls is None:
+            raise
         raise ConfigError(
             "the grpc listener cannot use the TLS files",
             "Give PEM files: a certificate chain, its private key without a passphrase,"
             " and CA certificates",
-        )
-    raise ListenerError("grpc", address.host, address.port, OSError("the port cannot be bound"))
-
-
-def _check_port_free(host: str, port: int) -> None:
-    """Refuse a taken port with the system's reason: gRPC only writes that to stderr."""
-    try:
-        for family, kind, protocol, _, socket_address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        ):
-            with socket.socket(family, kind, protocol) as one:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind(socket_address)
-    except OSError as fault:
-        raise ListenerError("grpc", host, port, fault) from fault
+        ) from fault
 
 
 def _credentials(tls: GrpcTls) -> grpc.ServerCredentials:

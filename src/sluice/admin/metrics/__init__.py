@@ -3,10 +3,13 @@
 from sluice.admin.metrics.counter_sampling import CounterSample, sample_counters
 from sluice.admin.metrics.exposition import render_exposition
 from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot, take_snapshot
+from sluice.admin.metrics.sample_history import MAX_QUEUES, SampleHistory
 
 __all__ = [
+    "MAX_QUEUES",
     "CounterSample",
     "MetricsSnapshot",
+    "SampleHistory",
     "render_exposition",
     "sample_counters",
     "take_snapshot",

@@ -16,13 +16,6 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
-
 from sluice.admin import model
 from sluice.admin.metrics.metrics_snapshot import MetricsSnapshot
 from sluice.metrics import LATENCY_BOUNDS
@@ -294,10 +287,6 @@ GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[views.GroupMetrics], int]], ...
 QUANTILES: Final = (0.5, 0.9, 0.99)
 _BUCKET_LABELS: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
 
-_PROCESS_REGISTRY: Final = CollectorRegistry()
-ProcessCollector(registry=_PROCESS_REGISTRY)
-PlatformCollector(registry=_PROCESS_REGISTRY)
-
 
 async def render_exposition(
     node: model.Node, snapshot: MetricsSnapshot, store: model.Store, watermark: MemoryWatermark
@@ -312,8 +301,23 @@ async def render_exposition(
             lines.clear()
             await asyncio.sleep(0)
     written.append("".join(lines).encode())
-    written.append(generate_latest(_PROCESS_REGISTRY))
+    written.append(_process_metrics())
     return b"".join(written)
+
+
+def _process_metrics() -> bytes:
+    # Imported here: 2 MB that a broker without scrapes does not need.
+    from prometheus_client import (
+        CollectorRegistry,
+        PlatformCollector,
+        ProcessCollector,
+        generate_latest,
+    )
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return generate_latest(registry)
 
 
 def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:

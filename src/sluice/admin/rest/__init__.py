@@ -1,17 +1,8 @@
-"""The REST API."""
+"""The REST API. Only a broker whose HTTP port was used imports it."""
 
-from sluice.admin.rest.app import MAX_BODY_BYTES, RestApi, make_app
-from sluice.admin.rest.http_protocol import CONNECTION_KEY, KEEP_ALIVE_SECONDS, HttpConnection
+from sluice.admin.rest.app import RestApi, make_app
 from sluice.admin.rest.routes.bulk_routes import BulkResources
 from sluice.admin.rest.routes.live_routes import LiveFeed
+from sluice.admin.rest.server import HttpServer
 
-__all__ = [
-    "CONNECTION_KEY",
-    "KEEP_ALIVE_SECONDS",
-    "MAX_BODY_BYTES",
-    "BulkResources",
-    "HttpConnection",
-    "LiveFeed",
-    "RestApi",
-    "make_app",
-]
+__all__ = ["BulkResources", "HttpServer", "LiveFeed", "RestApi", "make_app"]

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from sluice import __version__
 from sluice.access.identity import AdminAuthenticator
 from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.metrics import SampleHistory
 from sluice.admin.rest import errors, pages
 from sluice.admin.rest.forwarding.request_forwarding import RestForwarder
 from sluice.admin.rest.middleware import RestAuthMiddleware
@@ -31,12 +32,9 @@ from sluice.admin.rest.routes import (
 )
 from sluice.admin.rest.routes.bulk_routes import BulkResources
 from sluice.admin.rest.routes.live_routes import LiveFeed
-from sluice.admin.rest.sample_history import SampleHistory
 from sluice.cluster.membership import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
-
-MAX_BODY_BYTES: Final = 2_862_000  # a packet of the default maximum size as base64, and its JSON
 
 DESCRIPTION: Final = """Administer an MQTT broker with durable queues.
 
@@ -81,13 +79,8 @@ class RestApi:
         feed: LiveFeed = self.app.state.live
         return feed
 
-    def start(self) -> None:
-        """Start what runs without requests; called on the admin loop."""
-        self.app.state.samples.start()
-
     def stop(self) -> None:
         self.middleware.is_stopping = True
-        self.app.state.samples.stop()
         self.feed.close()
         self.app.state.bulk.stop()
 
@@ -99,9 +92,10 @@ class RestApi:
 def make_app(
     bridge: LoopBridge,
     keyring: AdminAuthenticator,
+    samples: SampleHistory,
     *,
-    host: str = "127.0.0.1",
-    max_body: int = MAX_BODY_BYTES,
+    host: str,
+    max_body: int,
     queues_enabled: bool = True,
     store_fault: Callable[[], SluiceError | None] = lambda: None,
     watermark: MemoryWatermark | None = None,
@@ -112,9 +106,9 @@ def make_app(
 ) -> RestApi:
     """Build the application.
 
-    `host` is the address of the listener; `store_fault` returns why the store refuses writes, or
-    None. In a cluster, `directory` has the owner of every cell, and `peer_tls` verifies the other
-    nodes' HTTP listeners, if they use HTTPS.
+    `samples` are for the charts. `host` is the address of the listener; `store_fault` returns why
+    the store refuses writes, or None. In a cluster, `directory` has the owner of every cell, and
+    `peer_tls` verifies the other nodes' HTTP listeners, if they use HTTPS.
     """
     app = FastAPI(
         title="Sluice",
@@ -131,7 +125,7 @@ def make_app(
     app.state.watermark = watermark if watermark is not None else MemoryWatermark(0)
     app.state.live = LiveFeed(bridge)
     app.state.listeners = listeners
-    app.state.samples = SampleHistory(bridge)
+    app.state.samples = samples
     app.state.directory = directory
     app.state.bulk = bulk_resources if bulk_resources is not None else BulkResources()
     errors.install_error_handlers(app)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.broker.net.origins import ANY_ORIGIN, AllowedOrigins
-from sluice.broker.net.websocket import serve_websocket
 from sluice.errors import SluiceError
 
 BACKLOG = 4096  # a restart brings every client back in the same second
@@ -62,6 +61,9 @@ async def open_listener(
     """
     try:
         if name in ("ws", "wss"):
+            # Imported here: libraries of 5 MB that few brokers need.
+            from sluice.broker.net.websocket import serve_websocket
+
             server = await serve_websocket(
                 cast(Any, protocol_factory),
                 host,

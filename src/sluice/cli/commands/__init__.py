@@ -3,12 +3,10 @@
 from sluice.cli.commands import access, bench, clients, configuration, ecq, groups, queues, worker
 from sluice.cli.commands.messages import consume, dlq, peek, publish, waiting
 from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
-from sluice.cli.commands.serve import build, serve
 
 __all__ = [
     "access",
     "bench",
-    "build",
     "clients",
     "configuration",
     "consume",
@@ -21,7 +19,6 @@ __all__ = [
     "peek",
     "publish",
     "queues",
-    "serve",
     "stores",
     "top",
     "waiting",

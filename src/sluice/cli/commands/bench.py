@@ -28,7 +28,7 @@ from sluice.cli.commands.bench_tables import (
     scenario_notes,
     warning_line,
 )
-from sluice.cli.commands.serve import build
+from sluice.cli.serve import build
 from sluice.cli.support import (
     EXIT_FINDINGS,
     EXIT_UNREACHABLE,

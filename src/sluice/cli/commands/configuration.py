@@ -10,7 +10,6 @@ import typer
 
 from sluice.cli.support import (
     BAD,
-    CLIENT_VARIABLES,
     EXIT_USAGE,
     GOOD,
     Json,
@@ -19,6 +18,7 @@ from sluice.cli.support import (
     format_plural,
     styled,
 )
+from sluice.cli.variables import CLIENT_VARIABLES
 from sluice.errors import SluiceError
 
 app = typer.Typer(no_args_is_help=True, help="The configuration file of the broker.")

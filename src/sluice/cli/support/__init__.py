@@ -29,7 +29,6 @@ from sluice.cli.support.formatting import (
 )
 from sluice.cli.support.mqtt_client import MqttOption, error_from_refusal, make_client
 from sluice.cli.support.options import (
-    CLIENT_VARIABLES,
     COMMON_OPTIONS,
     Contains,
     DryRun,
@@ -61,7 +60,6 @@ from sluice.cli.support.rest_client import RestClient, queue_path, similar_names
 
 __all__ = [
     "BAD",
-    "CLIENT_VARIABLES",
     "COMMON_OPTIONS",
     "EXIT_FAILED",
     "EXIT_FINDINGS",

@@ -22,18 +22,6 @@ from sluice.units import parse_duration
 COMPLETION_SECONDS: Final = 1.0  # for the broker to answer at a prompt
 HELP_PANEL: Final = "Broker and output"
 
-# What these commands read from the environment. `serve` must not take them for settings.
-CLIENT_VARIABLES: Final = frozenset(
-    {
-        "SLUICE_URL",
-        "SLUICE_TOKEN",
-        "SLUICE_TOKEN_FILE",
-        "SLUICE_CA",
-        "SLUICE_MQTT",
-        "SLUICE_TRACEBACK",
-    }
-)
-
 Url = Annotated[
     str | None,
     typer.Option(

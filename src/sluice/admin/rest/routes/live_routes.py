@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.admin import model
 from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.metrics import SampleHistory
 from sluice.admin.rest.deps import REAUTHENTICATE_KEY, call_bridge, call_service
 from sluice.admin.rest.errors import Busy, Stopping, error_responses
 from sluice.admin.rest.params import QueueName, parse_queue_name
-from sluice.admin.rest.sample_history import SampleHistory
 from sluice.admin.rest.schemas.json_models import NodeSamples, QueueSamples, to_json
 from sluice.admin.service import AdminService
 from sluice.errors import AccessError, SluiceError

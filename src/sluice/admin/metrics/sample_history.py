@@ -11,21 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from math import isnan, nan
 from typing import Final
 
-from sluice.admin.loop_bridge import LoopBridge
-from sluice.admin.metrics import CounterSample
-from sluice.admin.rest.deps import call_bridge
+from sluice.admin.metrics.counter_sampling import CounterSample
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS: Final = 5.0
+TIMEOUT_SECONDS: Final = 30.0  # of one sample
 SAMPLES: Final = 60  # five minutes
 MAX_RINGS: Final = 1000  # about 1 KB each
-MAX_QUEUES: Final = 10_000  # counted for the sums of the node
+MAX_QUEUES: Final = 10_000  # to take: counted for the sums of the node
 
 QUEUE_FIELDS: Final = ("total_messages", "enqueue_rate", "dequeue_rate", "ack_rate")
 NODE_FIELDS: Final = (*QUEUE_FIELDS, "publishes_in", "publishes_out")
@@ -51,8 +50,10 @@ class Ring:
 
 
 class SampleHistory:
-    def __init__(self, bridge: LoopBridge) -> None:
-        self._bridge = bridge
+    """The rings of the node and its queues; `take` takes one sample."""
+
+    def __init__(self, take: Callable[[], Awaitable[CounterSample]]) -> None:
+        self._take = take
         self._task: asyncio.Task[None] | None = None
         self._times = array("d", [0.0]) * SAMPLES
         self._count = 0
@@ -70,12 +71,9 @@ class SampleHistory:
     async def _run(self) -> None:
         while True:
             try:
-                self.add(
-                    await call_bridge(
-                        self._bridge, lambda service: service.sample_counters(MAX_QUEUES)
-                    )
-                )
-            except SluiceError as fault:  # such as a broker that is too busy
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    self.add(await self._take())
+            except (SluiceError, TimeoutError) as fault:  # such as a broker that is too busy
                 log.debug("no sample for the charts", extra={"fault": str(fault)})
             await asyncio.sleep(INTERVAL_SECONDS)
 

@@ -1,7 +1,7 @@
 """`sluice serve`: turn flags, variables and the file into settings, and run `sluice.app` with them.
 
 A refusal is one message on stderr and an exit code (2: the configuration is wrong, 1: it could not
-be carried out).
+be carried out). This module imports no other command and no part of the broker.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sluice.cli.support import (
-    CLIENT_VARIABLES,
-)
+from sluice.cli.variables import CLIENT_VARIABLES
 from sluice.errors import ConfigError, SluiceError
 
 
@@ -129,6 +127,13 @@ def serve(
         run(settings, read_settings)
     except SluiceError as refusal:
         _exit_refused(refusal)
+
+
+def run_serve(arguments: list[str]) -> None:
+    """Run `sluice serve` alone, without the other commands."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(serve)
+    app(arguments, prog_name="sluice serve")
 
 
 def _exit_refused(refusal: SluiceError) -> NoReturn:

@@ -6,16 +6,19 @@ import asyncio
 
 import pytest
 
+from sluice.admin.metrics import sample_history
 from sluice.admin.metrics.counter_sampling import CounterSample
-from sluice.admin.rest import sample_history
-from sluice.admin.rest.sample_history import SAMPLES, SampleHistory
-from tests.admin.rest.conftest import OpenRestApi
+from sluice.admin.metrics.sample_history import SAMPLES, SampleHistory
+from tests.admin.live_broker import publish
+from tests.admin.rest.conftest import opened_rest_api
 
-NO_BRIDGE = None
+
+async def take_none() -> CounterSample:
+    raise AssertionError
 
 
 def make_history() -> SampleHistory:
-    return SampleHistory(NO_BRIDGE)  # type: ignore[arg-type]
+    return SampleHistory(take_none)
 
 
 def sample(at: float, received: int = 0, **queues: tuple[int, int, int, int]) -> CounterSample:
@@ -66,19 +69,26 @@ def test_number_of_queues_with_a_history_is_bounded_and_quiet_ones_leave() -> No
     assert history.of_queue("late")["total_messages"][-1] == 1
 
 
-async def test_samples_are_taken_without_any_client(
-    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_samples_are_taken_without_any_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    add = SampleHistory.add
+
+    def add_and_report(history: SampleHistory, sample: CounterSample) -> None:
+        add(history, sample)
+        if sample.queues:
+            loop.call_soon_threadsafe(taken.set)
+
     monkeypatch.setattr(sample_history, "INTERVAL_SECONDS", 0.01)
-    rest_api = await open_rest_api()
-    await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x"})
-    async with asyncio.timeout(30):
-        while True:
-            found = await rest_api.ok("GET", "/queues/tasks/samples")
-            if found["total_messages"] and found["total_messages"][-1] == 1:
-                break
-            await asyncio.sleep(0.005)
-    assert len(found["times"]) == len(found["ack_rate"])
-    (node,) = await rest_api.ok("GET", "/samples")
-    assert node["node"] == "local" and node["total_messages"][-1] == 1
-    await rest_api.refused(404, "GET", "/queues/other/samples")
+    monkeypatch.setattr(SampleHistory, "add", add_and_report)
+    async with opened_rest_api() as rest_api:
+        async with rest_api.harness.client("c-1") as client:
+            await publish(client, "tasks")
+        async with asyncio.timeout(30):
+            await taken.wait()  # before the first request
+        found = await rest_api.ok("GET", "/queues/tasks/samples")
+        assert found["total_messages"][-1] == 1
+        assert len(found["times"]) == len(found["ack_rate"])
+        (node,) = await rest_api.ok("GET", "/samples")
+        assert node["node"] == "local" and node["total_messages"][-1] == 1
+        await rest_api.refused(404, "GET", "/queues/other/samples")
