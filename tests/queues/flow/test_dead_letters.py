@@ -343,3 +343,21 @@ def test_dead_letter_reasons_are_counted_across_restarts(make_engine: MakeEngine
     for restart in (engine.crash_and_restart, engine.restart):
         restart()
         assert engine.engine.queues["tasks"].dead_by_reason == {"max_retries": 1, "rejected": 1}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_empty_payload_is_stored_in_a_compacted_dead_letter_queue(
+    make_engine: MakeEngine, known: bool
+) -> None:
+    """It deletes no key there: it is the message that failed."""
+    engine = make_engine(dlq_name="graves")
+    engine.queue("graves", is_compacted=True)
+    worker = engine.worker()
+    if known:
+        engine.publish(b"first", key=b"k")
+        worker.reject(worker.lease())
+    engine.publish(b"", key=b"k")
+    worker.reject(worker.lease())
+    engine.crash_and_restart()
+    assert engine.depth() == 0 and engine.depth("graves") == 1
+    assert engine.worker("r", group="readers", queue="graves").payloads() == [b""]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TAG_SUBACK: Final = 3  # SUBACK or UNSUBACK
 TAG_PUBCOMP: Final = 4
 TAG_PUBCOMP_UNKNOWN: Final = 5  # PUBCOMP for an unknown packet id
+TAG_REFUSAL: Final = 6  # PUBACK or PUBREC of a packet that could be carried out only in part
 
 
 class InboundQos(Publisher):
@@ -46,6 +47,8 @@ class InboundQos(Publisher):
         self._epoch: i64 = 0  # counts connections; see `make_tag`
         # SUBACKs that wait for a commit
         self._pending_subacks: dict[int, tuple[int, list[int], str]] = {}
+        # Refusals that wait for a commit, by tag
+        self._pending_refusals: dict[int, tuple[Publish, int, str]] | None = None
 
     def begin_connection(self) -> None:
         """Forget what was to be acknowledged on the previous connection."""
@@ -60,6 +63,18 @@ class InboundQos(Publisher):
         it, and by then the packet id may belong to another message.
         """
         return packet.packet_id | (packet.qos << 16) | (self._epoch << 20)
+
+    def make_refusal_tag(self, packet: Publish, reason: i64, reason_string: str) -> i64:
+        """Return the tag of a packet of which a part was refused and the rest is to be committed.
+
+        A QoS 2 packet is not received: after a crash, the client resends it and gets the refusal.
+        """
+        self.defer_receipt(packet)
+        tag: i64 = packet.packet_id | (TAG_REFUSAL << 16) | (self._epoch << 20)
+        if self._pending_refusals is None:
+            self._pending_refusals = {}
+        self._pending_refusals[int(tag)] = (packet, int(reason), reason_string)
+        return tag
 
     def expect_commit(self, packet: Publish) -> None:
         """Count a publish whose acknowledgement waits for the commit; see `on_committed`."""
@@ -93,7 +108,7 @@ class InboundQos(Publisher):
         kind: i64 = (tag >> 16) & 15
         is_current_connection = (tag >> 20) == self._epoch
         if kind >= TAG_SUBACK:
-            self._on_note_committed(kind, packet_id, is_current_connection)
+            self._on_note_committed(tag, kind, packet_id, is_current_connection)
             return
         if is_current_connection:
             self._unacked_publishes -= 1
@@ -104,10 +119,18 @@ class InboundQos(Publisher):
         if connection is not None and (is_current_connection or is_qos2):
             connection.send_ack(PUBREC if is_qos2 else PUBACK, packet_id, 0, "")
 
-    def _on_note_committed(self, kind: i64, packet_id: i64, is_current_connection: bool) -> None:
-        """Send the packet that waited for the commit of a note: SUBACK or PUBCOMP."""
+    def _on_note_committed(
+        self, tag: i64, kind: i64, packet_id: i64, is_current_connection: bool
+    ) -> None:
+        """Send the packet that waited for the commit of a note: SUBACK, PUBCOMP or a refusal."""
         connection = self._session.connection
-        if kind == TAG_SUBACK:
+        if kind == TAG_REFUSAL:
+            refusals = self._pending_refusals
+            refusal = refusals.pop(int(tag), None) if refusals is not None else None
+            if refusal is not None:
+                packet, reason, reason_string = refusal
+                self.ack_deferred(packet, True, tag >> 20, reason, reason_string)
+        elif kind == TAG_SUBACK:
             if is_current_connection:
                 self._send_committed_suback(int(packet_id))
         elif is_current_connection and connection is not None:  # else the client resends PUBREL

@@ -246,7 +246,7 @@ class DeadLetters:
             encode_header(name, value) for name, value in headers.items() if value
         )
         if dlq.rules.is_compacted:
-            self._compaction.store(dlq, dead_letter)
+            self._compaction.store(dlq, dead_letter, may_delete=False)
         else:
             self._appender.append(dlq, dead_letter, 0)
         webhook = queue.rules.alert_webhook

@@ -67,13 +67,16 @@ class KeyCompaction:
 
     # ---- storing
 
-    def store(self, queue: Queue, message: Message) -> None:
-        """Replace the older message of the key. A dead letter without a key replaces none."""
+    def store(self, queue: Queue, message: Message, may_delete: bool = True) -> None:
+        """Replace the older message of the key. A dead letter without a key replaces none.
+
+        `may_delete`: an empty payload deletes the key.
+        """
         key_hash = queue.key_hash(message.key)
         partition = queue.choose_partition(message.key, key_hash)
         old = self.find_last_message(queue, message.key)
         flags: i64 = 0
-        if not message.payload and message.key:
+        if may_delete and not message.payload and message.key:
             if old is None:
                 return  # unknown key
             if not partition.cursors:

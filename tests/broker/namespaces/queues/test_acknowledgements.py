@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.broker.acl import AccessControlList, Grant
+from sluice.broker.acl import QUEUE_ACTIONS, AccessControlList, Grant, Rule
 from sluice.broker.namespaces.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
@@ -20,6 +20,7 @@ from tests.broker.namespaces.kit import (
     join,
     payloads,
     put,
+    reason_string,
     settle,
     take,
 )
@@ -578,10 +579,11 @@ def test_qos_2_settlement_resent_after_a_kill_is_carried_out() -> None:
     send_settlement(worker, "reject", reported, 2)
     assert put(harness.connect("maker"), "$queue/other", b"y") == (0, "")
     assert not has_acks(worker)
+    harness.is_slow = False  # sessions are read at the start, too
     harness.kill()
-    harness.is_slow = False
     assert (harness.depth("jobs"), harness.depth("other")) == (1, 1)
     worker = harness.connect_persistent("worker-1")
+    assert worker.connack.session_present
     send_settlement(worker, "reject", reported, 2, dup=True)
     worker.first_ack(PUBREC, 9, 0)
     assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
@@ -611,3 +613,97 @@ def test_mqtt_3_settlement_of_several_ids_waits_for_all_dead_letters(
     for packet_id in packet_ids:
         worker.first_ack(PUBACK, packet_id, 0)
     assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 2)
+
+
+def test_acknowledged_nack_of_an_expired_message_survives_a_kill() -> None:
+    """Its body is read for the dead letter after the nack is acknowledged."""
+    harness = SlowReads([("jobs", {"limits": {"message_ttl": "10s", "on_expiry": "dead-letter"}})])
+    reported = receive_before_restart(harness)
+    worker = harness.connect("worker-1")
+    harness.is_slow = True
+    harness.advance(11)
+    send_settlement(worker, "nack", reported, 1)
+    worker.first_ack(PUBACK, 9, 0)
+    harness.is_slow = False
+    harness.kill()
+    harness.advance(1)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
+    reader = harness.connect("reader-1")
+    join(reader, "$queue/dlq/jobs")
+    (dead_letter,) = take(reader)
+    assert "nacked" in delivery_properties(dead_letter)["history"]
+
+
+# ---- batches of which a part fails
+
+
+def send_batch(worker: Client, ids: list[str], qos: int, verb: str = "ack") -> None:
+    worker.publish(f"$queue/jobs/${verb}", json.dumps(ids).encode(), qos, packet_id=9)
+
+
+def take_ids(worker: Client, count: int) -> list[str]:
+    join(worker, "$queue/jobs")
+    for _ in range(count):
+        put(worker, "$queue/jobs", b"x")
+    return [delivery_properties(message)["message-id"] for message in take(worker)]
+
+
+@pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
+def test_batch_is_refused_after_the_commit_of_the_part_that_succeeded(
+    harness: QueueHarness, qos: int, kind: int
+) -> None:
+    worker = harness.connect_persistent("worker-1")
+    ids = take_ids(worker, 2)
+    harness.store.hold()
+    send_batch(worker, [*ids, "unknown"], qos)
+    assert not has_acks(worker)
+    harness.store.release()
+    harness.loop.settle()
+    assert "1 of 3 could not be settled" in reason_string(worker.first_ack(kind, 9, 0x10))
+    harness.kill()
+    assert harness.depth("jobs") == 0
+
+
+def test_batch_without_any_success_is_refused_at_once(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
+    take_ids(worker, 1)
+    harness.store.hold()
+    send_batch(worker, ["unknown", "unknown-too"], 1)
+    worker.first_ack(PUBACK, 9, 0x10)
+
+
+def test_partly_failed_batch_waits_for_the_dead_letters_of_its_other_part() -> None:
+    harness = QueueHarness()
+    worker = harness.connect("worker-1")
+    ids = take_ids(worker, 2)
+    harness.restart()
+    boss = harness.connect("boss")
+    rule = Rule(True, QUEUE_ACTIONS, [], [], [], ["#"], "rule 1")
+    harness.broker.registry.sessions["boss"].grant = Grant(AccessControlList([rule]), "", "boss")
+    harness.store.hold()
+    ids.append("unknown")
+    boss.publish(
+        "$queue/jobs/$reject",
+        json.dumps(ids).encode(),
+        1,
+        packet_id=9,
+        user=[("consumer-group", "worker")],
+    )
+    assert not has_acks(boss)
+    harness.store.release()
+    harness.loop.settle()
+    boss.first_ack(PUBACK, 9, 0x10)
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 2)
+
+
+def test_refusal_of_a_batch_does_not_reach_a_later_connection(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("worker-1")
+    ids = take_ids(worker, 1)
+    harness.store.hold()
+    send_batch(worker, [*ids, "unknown"], 1)
+    worker.drop()
+    worker = harness.connect_persistent("worker-1")
+    harness.store.release()
+    harness.loop.settle()
+    assert not has_acks(worker)
+    assert harness.depth("jobs") == 0

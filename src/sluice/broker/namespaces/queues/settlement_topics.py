@@ -19,6 +19,7 @@ from sluice.broker.namespaces.queues.queue_options import (
     read_message_ids,
     read_token,
 )
+from sluice.broker.namespaces.reason_mapping import get_reason_code
 from sluice.broker.queue_topics import (
     ACK,
     EXTEND,
@@ -44,7 +45,7 @@ from sluice.metrics import Counters
 from sluice.queues.engine import Engine
 from sluice.queues.flow import DeliveryToken, LeaseLookup, Settlement
 from sluice.queues.model import DEAD_LETTERING, Group, Lease, Queue
-from sluice.wire.packets import Publish
+from sluice.wire.packets import V5, Publish
 
 if TYPE_CHECKING:
     from sluice.broker.sessions import Session
@@ -113,14 +114,20 @@ class SettlementTopics:
                 self._count_wrong_token(settler)
                 raise
         else:
-            self._settle_many(parsed.verb, settler, message_ids, token)
+            error = self._settle_many(parsed.verb, settler, message_ids, token)
+            if error is not None and packet.qos > 0 and session.version == V5:
+                tag = session.inbound.make_refusal_tag(packet, get_reason_code(error), str(error))
+                self._notify_after_commit(packet, session, tag)
+                return
         if packet.qos > 0:
             self.ack_after_commit(packet, session)
 
     def ack_after_commit(self, packet: Publish, session: Session) -> None:
         """Acknowledge a settling packet after the commit of its settlements and dead letters."""
+        self._notify_after_commit(packet, session, session.inbound.make_tag(packet))
+
+    def _notify_after_commit(self, packet: Publish, session: Session, tag: i64) -> None:
         inbound = session.inbound
-        tag = inbound.make_tag(packet)
         if self._dead_lettering:
             inbound.defer_receipt(packet)
             self._engine.pending_dead_letters.add_waiter(inbound, tag, self._dead_lettering)
@@ -254,11 +261,11 @@ class SettlementTopics:
 
     def _settle_many(
         self, verb: i64, settler: Settler, ids: list[bytes], token: DeliveryToken
-    ) -> None:
-        """Settle as many of a batch as possible; raise the first error with the number of failures.
+    ) -> QueueError | None:
+        """Settle as many of a batch as possible; return the first error and the number of failures.
 
-        An id that was refused is refused again without a search: each search visits all deliveries
-        with that id.
+        If none could be settled, raise it: its acknowledgement waits for no commit. An id that was
+        refused is refused again without a search: each search visits all deliveries with that id.
         """
         first_error: QueueError | None = None
         failed = 0
@@ -282,4 +289,6 @@ class SettlementTopics:
             first_error.remedy = (
                 f"{failed} of {len(ids)} could not be settled. {first_error.remedy}"
             )
-            raise first_error
+            if failed == len(ids):
+                raise first_error
+        return first_error

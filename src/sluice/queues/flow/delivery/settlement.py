@@ -232,10 +232,10 @@ class Settlement:
             lease.retry_at = deadline
         lease.message = None
         lease.change(FAIL)
-        if self._expire_returned(cursor, lease.seq, message):
-            return
         if lease.failures:
             self._write_retry_note(lease, event_count)
+        if self._expire_returned(cursor, lease.seq, message):
+            return  # perhaps after a read of its body, which a nack does not wait for
         if delay_seconds > 0.0:
             self._timers.schedule_retry(lease, lease.retry_at)
         else:
