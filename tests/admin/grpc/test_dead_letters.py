@@ -84,6 +84,29 @@ async def test_dead_letter_is_redriven_and_delivered_again(grpc_api: GrpcApi) ->
         assert (await worker.next()).payload == b"two"
 
 
+async def test_dead_letters_are_grouped_by_error_and_retried_with_another_payload(
+    grpc_api: GrpcApi,
+) -> None:
+    await make_dead_letter(grpc_api, b"no width in 1", b"no width in 2", b"no paper")
+    found = await grpc_api.admin.ListDeadLetterErrors(
+        pb.ListDeadLetterErrorsRequest(queue="quick/a")
+    )
+    assert [(one.error, one.count, list(one.groups)) for one in found.errors] == [
+        ("no width in <n>", 2, ["team"]),
+        ("no paper", 1, ["team"]),
+    ]
+    assert found.errors[0].first_at.seconds and (found.examined, found.complete) == (3, True)
+    (chosen,) = await list_dead_letters(grpc_api, filter=Filter(error="no paper"))
+    request = pb.RetryDeadLetterRequest(
+        queue="quick/a", message_id=chosen.message_id, payload=b"with paper"
+    )
+    assert (await grpc_api.admin.RetryDeadLetter(request)).retried == 1
+    async with grpc_api.harness.client("worker-2") as client:
+        worker = Worker(client, "quick/a")
+        await worker.join(consumer_group="team")
+        assert (await worker.next()).payload == b"with paper"
+
+
 async def test_redrive_of_many_dead_letters_obeys_the_limit(grpc_api: GrpcApi) -> None:
     await make_dead_letter(grpc_api, b"a 1", b"a 2", b"b", b"a 3")
     wanted = Filter(contains="a ")

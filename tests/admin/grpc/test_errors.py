@@ -528,11 +528,12 @@ async def test_with_queues_disabled_only_node_methods_answer() -> None:
                     "ListNodes",
                     "GetCluster",
                     "GetStore",
+                    "ListClients",
                     "ListLosses",
                     "WhoAmI",
                 ):
                     await call(channel, method)
-                elif method == "ConfirmLoss":
+                elif method in ("ConfirmLoss", "GetClient", "KickClient"):
                     assert (await refusal(call(channel, method)))[2] != "queues_disabled"
                 else:
                     code, details, kind = await refusal(call(channel, method))

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
@@ -228,6 +231,30 @@ def test_grpc_answers_for_all_nodes(apis: ClusterApis, at: int) -> None:
             shown["place"]["cell"],
             shown["place"]["node"],
         )
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_grpc_shows_and_disconnects_the_clients_of_all_nodes(apis: ClusterApis, at: int) -> None:
+    """The session of this client is on its node, not in the cell of its id."""
+    name = f"mobile-{at}"
+    client = paho.Client(CallbackAPIVersion.VERSION2, name, protocol=paho.MQTTv5)
+    gone = threading.Event()
+    client.on_disconnect = lambda *_: gone.set()
+    address = apis.nodes.by_name[NAMES[0]].address("mqtt")
+    client.connect(address.host, address.port)
+    client.loop_start()
+    stub, channel = apis.stub(at)
+    with channel:
+        listed = stub.ListClients(pb.ListClientsRequest(prefix=name), timeout=30)
+        assert [one.client for one in listed.clients] == [name]
+        found = stub.GetClient(pb.GetClientRequest(client=name), timeout=30)
+        assert found.client.connected
+        assert stub.KickClient(pb.KickClientRequest(client=name), timeout=30).disconnected
+        assert gone.wait(30)
+        client.loop_stop()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetClient(pb.GetClientRequest(client="unknown"), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_live_stream_has_the_queues_of_all_nodes(apis: ClusterApis) -> None:

@@ -19,7 +19,7 @@ from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, OwnerAttempts
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.cluster.membership import Directory, NodeInfo
-from sluice.errors import SluiceError
+from sluice.errors import SluiceError, UnknownClient
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ CALL_TIMEOUT_SECONDS: Final = 60.0
 GATHERED_METHODS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "ListQueues": ("queues", lambda one: one.name),
     "ListOwners": ("owners", lambda one: one.client),
+    "ListClients": ("clients", lambda one: one.client),
     "ListNodes": ("nodes", lambda one: one.name),
     "FindMessage": ("queues", lambda one: one),
     "Verify": ("faults", lambda one: 0),
@@ -61,6 +62,8 @@ class GrpcForwarder:
             return await handle(request, context)
         if method in GATHERED_METHODS:
             return await self._gather(method, request, metadata, await handle(request, context))
+        if method in ("GetClient", "KickClient"):
+            return await self._ask_for_client(method, request, metadata, handle, context)
         cell = self._cell_of_request(method, request)
         if cell < 0:
             return await handle(request, context)
@@ -93,6 +96,29 @@ class GrpcForwarder:
         if "client" in known:
             return self._directory.cell_of_client(request.client)
         return -1
+
+    async def _ask_for_client(
+        self,
+        method: str,
+        request: Any,
+        metadata: list[tuple[str, str]],
+        handle: Callable[[Any, Any], Awaitable[Any]],
+        context: Any,
+    ) -> Any:
+        """Ask this node, then the others: many sessions are on the node of their client."""
+        try:
+            return await handle(request, context)
+        except UnknownClient as fault:
+            unknown = fault
+        for node in [one for one in self._directory.other_nodes() if one.grpc]:
+            try:
+                return await self._call(node, method, request, metadata, GATHER_TIMEOUT_SECONDS)
+            except grpc.aio.AioRpcError as fault:
+                if fault.code() is not grpc.StatusCode.NOT_FOUND:
+                    log.warning(
+                        "node did not answer", extra={"node": node.name, "fault": str(fault)}
+                    )
+        raise unknown
 
     async def _call(
         self,
@@ -131,8 +157,8 @@ class GrpcForwarder:
         merged = type(local_response)()
         limit = getattr(request, "limit", 0) or len(found)
         getattr(merged, name).extend(found[:limit])
-        if method == "ListQueues" and len(found) > limit:
-            merged.next = found[limit - 1].name
+        if method in ("ListQueues", "ListClients") and len(found) > limit:
+            merged.next = order(found[limit - 1])
         return merged
 
     def _channel(self, address: str) -> Any:

@@ -70,7 +70,11 @@ METHOD_ROLES: Final[dict[str, tuple[Role, str]]] = {
     "GetOwner": (Role.VIEWER, "look at an exclusive queue"),
     "PeekOwner": (Role.VIEWER, "peek at messages"),
     "PurgeOwner": (Role.OPERATOR, "purge a queue"),
+    "ListClients": (Role.VIEWER, "list clients"),
+    "GetClient": (Role.VIEWER, "look at a client"),
+    "KickClient": (Role.OPERATOR, "end connections of clients"),
     "ListDeadLetters": (Role.VIEWER, "list dead letters"),
+    "ListDeadLetterErrors": (Role.VIEWER, "list dead letters"),
     "GetDeadLetter": (Role.VIEWER, "look at a dead letter"),
     "RetryDeadLetter": (Role.OPERATOR, "retry a dead letter"),
     "RetryDeadLetters": (Role.OPERATOR, "retry dead letters"),
@@ -90,7 +94,18 @@ METHOD_ROLES: Final[dict[str, tuple[Role, str]]] = {
 
 # These work while queues are disabled.
 METHODS_WITHOUT_QUEUES: Final = frozenset(
-    {"GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "ConfirmLoss", "WhoAmI"}
+    {
+        "ListClients",
+        "GetClient",
+        "KickClient",
+        "GetNode",
+        "ListNodes",
+        "GetCluster",
+        "GetStore",
+        "ListLosses",
+        "ConfirmLoss",
+        "WhoAmI",
+    }
 )
 
 

@@ -14,11 +14,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.interceptor import InvalidRequest
 from sluice.admin.model import DeadLetterFilter, MessageFilter, OutgoingMessage
+from sluice.admin.queries import MAX_EXAMINED
 from sluice.errors import InvalidQueueConfig
 
 QUEUE_LIMITS: Final = (1000, 10_000)  # default and maximum
 MESSAGE_LIMITS: Final = (50, 1000)
 DEAD_LETTER_LIMITS: Final = (1000, 100_000)
+EXAMINED_LIMITS: Final = (10_000, MAX_EXAMINED)
 PAYLOAD_LIMITS: Final = (65_536, 16 << 20)
 SINGLE_PAYLOAD_LIMITS: Final = (1 << 20, 16 << 20)
 
@@ -93,6 +95,7 @@ def read_filter(request_filter: pb.LetterFilter) -> DeadLetterFilter:  # words: 
         since=read_timestamp(request_filter.since, "filter.since"),
         until=read_timestamp(request_filter.until, "filter.until"),
         contains=request_filter.contains,
+        error=request_filter.error,
     )
 
 

@@ -680,18 +680,20 @@ class ListConsumersResponse(_message.Message):
     def __init__(self, consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
 
 class LetterFilter(_message.Message):
-    __slots__ = ("reason", "group", "since", "until", "contains")
+    __slots__ = ("reason", "group", "since", "until", "contains", "error")
     REASON_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     reason: str
     group: str
     since: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
     contains: str
-    def __init__(self, reason: _Optional[str] = ..., group: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., contains: _Optional[str] = ...) -> None: ...
+    error: str
+    def __init__(self, reason: _Optional[str] = ..., group: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., contains: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("queue", "filter", "after", "limit", "payload_bytes")
@@ -726,14 +728,54 @@ class GetDeadLetterRequest(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class RetryDeadLetterRequest(_message.Message):
-    __slots__ = ("queue", "message_id", "to_all")
+    __slots__ = ("queue", "message_id", "to_all", "payload")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TO_ALL_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     queue: str
     message_id: str
     to_all: bool
-    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., to_all: _Optional[bool] = ...) -> None: ...
+    payload: bytes
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., to_all: _Optional[bool] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ListDeadLetterErrorsRequest(_message.Message):
+    __slots__ = ("queue", "filter", "limit")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: LetterFilter
+    limit: int
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[LetterFilter, _Mapping]] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ErrorGroup(_message.Message):
+    __slots__ = ("reason", "error", "count", "first_at", "last_at", "groups", "example")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_AT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    error: str
+    count: int
+    first_at: _timestamp_pb2.Timestamp
+    last_at: _timestamp_pb2.Timestamp
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    example: str
+    def __init__(self, reason: _Optional[str] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., first_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., groups: _Optional[_Iterable[str]] = ..., example: _Optional[str] = ...) -> None: ...
+
+class DeadLetterErrors(_message.Message):
+    __slots__ = ("errors", "examined", "complete")
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    errors: _containers.RepeatedCompositeFieldContainer[ErrorGroup]
+    examined: int
+    complete: bool
+    def __init__(self, errors: _Optional[_Iterable[_Union[ErrorGroup, _Mapping]]] = ..., examined: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class RetryDeadLettersRequest(_message.Message):
     __slots__ = ("queue", "filter", "limit", "to_all")
@@ -1116,6 +1158,110 @@ class Owner(_message.Message):
     subscribed: bool
     connected: bool
     def __init__(self, client: _Optional[str] = ..., depth: _Optional[int] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence: _Optional[int] = ..., acked_sequence: _Optional[int] = ..., acked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., written_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., subscribed: _Optional[bool] = ..., connected: _Optional[bool] = ...) -> None: ...
+
+class ListClientsRequest(_message.Message):
+    __slots__ = ("prefix", "after", "limit", "connected", "user")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    after: str
+    limit: int
+    connected: bool
+    user: str
+    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., connected: _Optional[bool] = ..., user: _Optional[str] = ...) -> None: ...
+
+class ListClientsResponse(_message.Message):
+    __slots__ = ("clients", "next")
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[Client]
+    next: str
+    def __init__(self, clients: _Optional[_Iterable[_Union[Client, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class GetClientRequest(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    def __init__(self, client: _Optional[str] = ...) -> None: ...
+
+class KickClientRequest(_message.Message):
+    __slots__ = ("client", "end_session")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    END_SESSION_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    end_session: bool
+    def __init__(self, client: _Optional[str] = ..., end_session: _Optional[bool] = ...) -> None: ...
+
+class Kicked(_message.Message):
+    __slots__ = ("disconnected", "session_ended")
+    DISCONNECTED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ENDED_FIELD_NUMBER: _ClassVar[int]
+    disconnected: bool
+    session_ended: bool
+    def __init__(self, disconnected: _Optional[bool] = ..., session_ended: _Optional[bool] = ...) -> None: ...
+
+class Client(_message.Message):
+    __slots__ = ("client", "user", "connected", "protocol", "address", "connected_at", "disconnected_at", "session_expiry", "subscriptions", "inflight", "queued", "queued_bytes", "dropped")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_AT_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECTED_AT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_EXPIRY_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    user: str
+    connected: bool
+    protocol: str
+    address: str
+    connected_at: _timestamp_pb2.Timestamp
+    disconnected_at: _timestamp_pb2.Timestamp
+    session_expiry: int
+    subscriptions: int
+    inflight: int
+    queued: int
+    queued_bytes: int
+    dropped: int
+    def __init__(self, client: _Optional[str] = ..., user: _Optional[str] = ..., connected: _Optional[bool] = ..., protocol: _Optional[str] = ..., address: _Optional[str] = ..., connected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., disconnected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., session_expiry: _Optional[int] = ..., subscriptions: _Optional[int] = ..., inflight: _Optional[int] = ..., queued: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class ClientSubscription(_message.Message):
+    __slots__ = ("filter", "qos")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    QOS_FIELD_NUMBER: _ClassVar[int]
+    filter: str
+    qos: int
+    def __init__(self, filter: _Optional[str] = ..., qos: _Optional[int] = ...) -> None: ...
+
+class ClientConsumer(_message.Message):
+    __slots__ = ("queue", "group", "inflight", "prefetch")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    inflight: int
+    prefetch: int
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ...) -> None: ...
+
+class ClientDetail(_message.Message):
+    __slots__ = ("client", "subscriptions", "consumers")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    client: Client
+    subscriptions: _containers.RepeatedCompositeFieldContainer[ClientSubscription]
+    consumers: _containers.RepeatedCompositeFieldContainer[ClientConsumer]
+    def __init__(self, client: _Optional[_Union[Client, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[ClientSubscription, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ClientConsumer, _Mapping]]] = ...) -> None: ...
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()

@@ -194,6 +194,21 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeOwnerRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueResponse.FromString,
                 _registered_method=True)
+        self.ListClients = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ListClients',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsResponse.FromString,
+                _registered_method=True)
+        self.GetClient = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/GetClient',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClientRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ClientDetail.FromString,
+                _registered_method=True)
+        self.KickClient = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/KickClient',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.KickClientRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Kicked.FromString,
+                _registered_method=True)
         self.ListDeadLetters = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/ListDeadLetters',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLettersRequest.SerializeToString,
@@ -203,6 +218,11 @@ class QueueAdminStub:
                 '/sluice.admin.v1.QueueAdmin/GetDeadLetter',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetDeadLetterRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.FromString,
+                _registered_method=True)
+        self.ListDeadLetterErrors = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ListDeadLetterErrors',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLetterErrorsRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.DeadLetterErrors.FromString,
                 _registered_method=True)
         self.RetryDeadLetter = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/RetryDeadLetter',
@@ -479,6 +499,26 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListClients(self, request, context):
+        """---- clients: connections and persistent sessions
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetClient(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KickClient(self, request, context):
+        """Ends the connection of a client. It may connect again; its session survives as usual.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDeadLetters(self, request, context):
         """---- dead letters; `queue` is the queue that failed, not its dead-letter queue
         """
@@ -488,6 +528,13 @@ class QueueAdminServicer:
 
     def GetDeadLetter(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetterErrors(self, request, context):
+        """The dead letters grouped by error, the most frequent first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -740,6 +787,21 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeOwnerRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueResponse.SerializeToString,
             ),
+            'ListClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClients,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'GetClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetClient,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClientRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ClientDetail.SerializeToString,
+            ),
+            'KickClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.KickClient,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.KickClientRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Kicked.SerializeToString,
+            ),
             'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDeadLetters,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLettersRequest.FromString,
@@ -749,6 +811,11 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.GetDeadLetter,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetDeadLetterRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.SerializeToString,
+            ),
+            'ListDeadLetterErrors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetterErrors,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLetterErrorsRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.DeadLetterErrors.SerializeToString,
             ),
             'RetryDeadLetter': grpc.unary_unary_rpc_method_handler(
                     servicer.RetryDeadLetter,
@@ -1691,6 +1758,87 @@ class QueueAdmin:
             _registered_method=True)
 
     @staticmethod
+    def ListClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ListClients',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/GetClient',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClientRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ClientDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KickClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/KickClient',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.KickClientRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Kicked.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListDeadLetters(request,
             target,
             options=(),
@@ -1734,6 +1882,33 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/GetDeadLetter',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetDeadLetterRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetterErrors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ListDeadLetterErrors',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLetterErrorsRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.DeadLetterErrors.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ Nothing is decided here. The interceptor authorizes the caller and translates er
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
@@ -26,6 +27,8 @@ from sluice.admin.queries import build_caller, build_cluster
 from sluice.admin.service import AdminService
 from sluice.cluster.membership import Directory
 from sluice.errors import UnknownQueue
+
+log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_SECONDS: Final = 1.0
 MAX_WATCH_SECONDS: Final = 3600.0  # then the client must call again and authenticate again
@@ -380,12 +383,27 @@ class QueueAdmin(QueueAdminServicer):
         )
         return build(pb.Message, found)
 
+    async def ListDeadLetterErrors(
+        self, request: pb.ListDeadLetterErrorsRequest, context: Context
+    ) -> pb.DeadLetterErrors:
+        criteria = protobuf_requests.read_filter(request.filter)
+        limit = protobuf_requests.read_limit(
+            request.limit, protobuf_requests.EXAMINED_LIMITS, "limit"
+        )
+        found = await self._bridge.call(
+            lambda service: service.dead_letter_errors(request.queue, criteria, limit)
+        )
+        return build(pb.DeadLetterErrors, found)
+
     async def RetryDeadLetter(
         self, request: pb.RetryDeadLetterRequest, context: Context
     ) -> pb.Redriven:
         done = await self._bridge.call(
             lambda service: service.retry_dead_letter(
-                request.queue, request.message_id, request.to_all
+                request.queue,
+                request.message_id,
+                request.to_all,
+                request.payload if request.HasField("payload") else None,
             )
         )
         return build(pb.Redriven, done)
@@ -420,6 +438,41 @@ class QueueAdmin(QueueAdminServicer):
             lambda service: service.delete_dead_letter(request.queue, request.message_id)
         )
         return pb.DeleteDeadLetterResponse()
+
+    # ---- clients
+
+    async def ListClients(
+        self, request: pb.ListClientsRequest, context: Context
+    ) -> pb.ListClientsResponse:
+        limit = protobuf_requests.read_limit(request.limit, protobuf_requests.QUEUE_LIMITS, "limit")
+        connected = request.connected if request.HasField("connected") else None
+        found = await self._bridge.call(
+            lambda service: service.clients(
+                request.prefix, request.after, limit + 1, connected, request.user
+            )
+        )
+        return pb.ListClientsResponse(
+            clients=build_all(pb.Client, found[:limit]),
+            next=found[limit - 1].client if len(found) > limit else "",
+        )
+
+    async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.ClientDetail:
+        found = await self._bridge.call(lambda service: service.client(request.client))
+        return build(pb.ClientDetail, found)
+
+    async def KickClient(self, request: pb.KickClientRequest, context: Context) -> pb.Kicked:
+        done = await self._bridge.call(
+            lambda service: service.kick_client(request.client, request.end_session)
+        )
+        log.info(
+            "client kicked",
+            extra={
+                "client": request.client,
+                "session_ended": done.session_ended,
+                "by": CALLER.get().name,
+            },
+        )
+        return build(pb.Kicked, done)
 
     # ---- node and cluster
 
