@@ -27,6 +27,7 @@ def test_message_page_of_a_dead_letter_shows_where_it_is_and_retries_it_edited(
     console.open("/queues/fix/messages/fix-1")
     card = page.get_by_role("region", name="Dead letter")
     expect(card.locator(".payload pre")).to_have_text('{\n  "width": null\n}')
+    expect(card.get_by_role("heading", level=2)).to_have_text("Dead letter of group fixer")
     expect(card).to_contain_text("It is in the dead-letter queue dlq/fix")
     expect(card.locator("blockquote")).to_have_text("no width in <b>cat.png</b>")
     expect(page.get_by_text("no longer stored")).to_have_count(0)
@@ -83,3 +84,17 @@ def test_dead_letters_are_grouped_by_error_and_retried_by_it(
         assert worker.taken.get(timeout=SECONDS)[1] == b"x"
     expect(page.locator("[data-dead-letter]")).to_have_count(1)
     expect(errors.locator("tbody tr")).to_have_count(1)
+
+
+def test_phone_shows_the_whole_error_of_a_dead_letter(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
+    worker = peer(broker, "phone-1")
+    worker.work("phone", lambda payload: "$reject")
+    peer(broker, "phone-author").publish("phone", b"x", ("message-id", "phone-1"))
+    worker.taken.get(timeout=SECONDS)
+    console = open_console(broker, width=390)
+    console.open_queue("phone", "/dead-letters")
+    error = console.page.locator(".reason-text")
+    expect(error).to_have_text("no width in <b>cat.png</b>")
+    assert error.evaluate("e => e.scrollWidth - e.clientWidth") == 0

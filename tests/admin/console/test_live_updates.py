@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 from playwright.sync_api import expect
 
 from tests.admin.console.conftest import Open, base_of
-from tests.admin.console.kit import Peer, rest
+from tests.admin.console.kit import SECONDS, Peer, rest
 from tests.support.broker_process import Broker, StartBroker
 
 Connect = Callable[[Broker, str], Peer]
@@ -237,3 +238,17 @@ def test_charts_begin_with_the_samples_of_the_broker(broker: Broker, open_consol
         }"""
     )
     assert drawn == [[[595000, 5], [601000, 7]], [[595000, 7], [601000, 7]]]
+
+
+def test_sparklines_begin_with_the_samples_of_the_broker(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
+    peer(broker, "spark-author").publish("sparkling", b"x")
+    deadline = time.monotonic() + SECONDS
+    while len(rest(base_of(broker), "/queues/sparkling/samples")["times"]) < 3:
+        assert time.monotonic() < deadline
+    console = open_console(broker)
+    console.open()
+    line = console.page.get_by_role("row", name="sparkling").locator(".spark .line")
+    # The last 90 seconds are 96 pixels wide; the samples of the page itself are at its end.
+    expect(line).to_have_attribute("d", re.compile(r"M([0-7]\d|8[0-6])\.\d"), timeout=5000)

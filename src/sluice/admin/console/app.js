@@ -41,6 +41,7 @@ const PLACES = {
 const ROLES = ["viewer", "operator", "admin"];
 
 const main = document.getElementById("main");
+/** @type {(name: string) => HTMLElement} */
 const part = (name) => document.querySelector(`[data-${name}]`);
 
 export const app = {
@@ -90,7 +91,9 @@ function show(route) {
   replace(main, page.element);
   app.live.follow(page.queue ?? "");
   setTitle();
-  for (const link of document.querySelectorAll("[data-place]"))
+  /** @type {NodeListOf<HTMLElement>} */
+  const links = document.querySelectorAll("[data-place]");
+  for (const link of links)
     setAttribute(
       link,
       "aria-current",
@@ -241,7 +244,9 @@ function wireSearch() {
     if (id) location.hash = to.find(id);
   });
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    const at = event.target;
+    const typing =
+      at instanceof Element && at.closest("input, textarea, select, [contenteditable]");
     if (
       event.key === "/" &&
       !typing &&

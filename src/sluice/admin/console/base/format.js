@@ -51,6 +51,7 @@ export function span(seconds) {
   if (given < 60)
     return `${given < 10 ? given.toFixed(1).replace(/\.0$/, "") : Math.round(given)} s`;
   const total = Math.round(given);
+  /** @type {[number, string][]} */
   const parts = [
     [Math.floor(total / 86400), "d"],
     [Math.floor(total / 3600) % 24, "h"],

@@ -1,6 +1,9 @@
 // The form of a queue's settings: the path, kind and meaning of each setting. Only the server
 // validates values; a setting that is not listed here is shown and cannot be edited.
 
+/** @typedef {[string, string, string | string[], string?]} Field path, label, kind, meaning */
+
+/** @type {{ title: string, fields: Field[] }[]} */
 export const SECTIONS = [
   {
     title: "Queue",

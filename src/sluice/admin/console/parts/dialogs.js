@@ -58,7 +58,9 @@ export function openDialog({ title, body, kind = "", back = null, stays = false 
 
 /** Close what is open over a page that is left: it must not act on the next one. */
 export function closeDialogs() {
-  for (const dialog of document.querySelectorAll("dialog[open]:not([data-stays])")) {
+  /** @type {NodeListOf<HTMLDialogElement>} */
+  const dialogs = document.querySelectorAll("dialog[open]:not([data-stays])");
+  for (const dialog of dialogs) {
     dialog.dataset.left = "yes";
     dialog.close();
   }
@@ -68,7 +70,7 @@ export function closeDialogs() {
  * Ask a question with one button that acts. `act(say)` runs while the dialog is open; a refusal is
  * shown in it, and the dialog stays open. Resolves to the result of `act`, or null.
  */
-export function ask({ title, text, button, danger = false, fields = null, act }) {
+export function ask({ title, text = null, button, danger = false, fields = null, act }) {
   return openDialog({
     title,
     body(close) {

@@ -111,7 +111,7 @@ function clientTable(found) {
         h("td", null, stateOf(client)),
         h("td", null, client.user || "\u2013"),
         h("td", null, client.protocol),
-        h("td", null, client.address ? h("code", null, client.address) : "\u2013"),
+        h("td", null, client.address ? h("code", { class: "address" }, client.address) : "\u2013"),
         h("td", { class: "num" }, count(client.subscriptions)),
         h("td", { class: "num" }, count(client.inflight)),
         h("td", { class: "num" }, count(client.queued)),

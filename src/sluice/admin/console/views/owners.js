@@ -31,8 +31,8 @@ export function ownersPage() {
   const status = h("span", { class: "soft", role: "status" });
   const prefix = h("input", {
     type: "search",
-    placeholder: "Client id begins with",
-    "aria-label": "Client id begins with",
+    placeholder: "Client ID begins with",
+    "aria-label": "Client ID begins with",
     spellcheck: "false",
     oninput: () => load(),
   });

@@ -39,7 +39,8 @@ export function messageTracePage(app, route) {
 
   /** After an action: the part with its button is redrawn as well. */
   function reload() {
-    document.activeElement?.blur();
+    const focused = document.activeElement;
+    if (focused instanceof HTMLElement) focused.blur();
     return load();
   }
 
@@ -117,10 +118,15 @@ function deadLetterCards(app, name, deadLetters, load) {
     h(
       "section",
       { class: "card stack", "aria-label": `Dead letter ${deadLetter.message_id}` },
-      h("h2", null, "Dead letter"),
+      h("h2", null, titleOf(deadLetter)),
       deadLetterParts(app, name, deadLetter, load),
     ),
   );
+}
+
+function titleOf(deadLetter) {
+  const group = deadLetter.headers["original-group"];
+  return group ? `Dead letter of group ${group}` : "Dead letter";
 }
 
 function eventsOf(trace) {

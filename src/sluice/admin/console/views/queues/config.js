@@ -113,6 +113,7 @@ function textOf(input, kind) {
   return kind === "bool" ? String(input.checked) : input.value;
 }
 
+/** @param {import("../../parts/config_fields.js").Field} field */
 function row([path, label, kind, meaning], config, fields, touched) {
   const id = freshId("config");
   const value = valueAt(config, path);

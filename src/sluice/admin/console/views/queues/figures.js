@@ -13,6 +13,7 @@ import { GroupCard } from "./groups.js";
 const depthOf = (depth, stats) =>
   stats.max_depth ? `${count(depth)} / ${short(stats.max_depth)}` : count(depth);
 
+/** @type {[string, string, (value: number, stats: any) => string, string][]} */
 const FIGURES = [
   ["total_messages", "Depth", depthOf, "Stored messages, and how many the queue accepts"],
   ["enqueue_rate", "In/s", rate, "Enqueued per second"],

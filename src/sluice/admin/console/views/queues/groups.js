@@ -104,7 +104,7 @@ export class GroupCard {
         h(
           "caption",
           { class: "hidden" },
-          `Ledger of group ${name}: enqueued is the sum of the next seven`,
+          `Ledger of group ${name}: enqueued is the sum of the next eight`,
         ),
         h(
           "thead",

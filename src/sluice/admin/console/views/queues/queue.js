@@ -13,6 +13,7 @@ import { deadLettersTab } from "../messages/dead_letters.js";
 import { figuresTab } from "./figures.js";
 import { messagesTab } from "../messages/messages.js";
 
+/** @type {[string, string, (page: any, route: any) => any][]} */
 const TABS = [
   ["", "Overview", figuresTab],
   ["messages", "Messages", messagesTab],

@@ -3,6 +3,7 @@
 // not while the user points or types in the table: a row that jumps away is worse than one that is
 // out of order.
 
+import { api } from "../../api/api.js";
 import { Spark } from "../../charts/charts.js";
 import { Keyed, freshId, h, setAttribute, setText } from "../../base/dom.js";
 import { count, plural, rate } from "../../base/format.js";
@@ -38,6 +39,7 @@ const COLUMNS = [
   { key: "dlq_messages", label: "Dead letters", number: true },
 ];
 
+/** @type {[string, string, (queue: any) => boolean][]} */
 const WHICH = [
   ["all", "All queues", () => true],
   ["backlog", "With messages", (queue) => queue.total_messages > 0],
@@ -170,6 +172,18 @@ export class QueueTable {
     });
   }
 
+  /** Load what the broker remembers of the shown queues, once, for the sparklines. */
+  #loadPast(names) {
+    const { history } = this.app;
+    for (const name of names.filter((one) => !history.past.has(one)).slice(0, LOADS)) {
+      history.past.set(name, {});
+      api.queueSamples(name).then(
+        (samples) => history.backfill(name, [samples]),
+        () => null, // the sparkline then begins now
+      );
+    }
+  }
+
   #inUse() {
     return this.body.matches(":hover") || this.body.contains(document.activeElement);
   }
@@ -212,6 +226,7 @@ export class QueueTable {
       (queue) => queue.name,
     );
     const now = this.app.history.now();
+    this.#loadPast(names);
     for (const [name, row] of this.rows.parts)
       row.spark.update(this.app.history.of(name, "total_messages", Spark.samples), now);
     this.none.hidden = there.length > 0;
@@ -234,6 +249,9 @@ export class QueueTable {
     );
   }
 }
+
+/** What a page of sparklines may ask for; the rest is asked with the next sample. */
+const LOADS = 10;
 
 class Row {
   constructor(name) {
