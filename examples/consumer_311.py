@@ -1,4 +1,4 @@
-"""A consumer that speaks MQTT 3.1.1, with paho-mqtt: the PUBACK is the ack, topics do the rest.
+"""A consumer that speaks MQTT 3.1.1, with paho-mqtt: topics name its group, and settle.
 
 `python examples/consumer_311.py [localhost:1883]` (or SLUICE_MQTT). It first publishes three jobs
 to itself, and ends after them. `pip install paho-mqtt`.
@@ -17,7 +17,8 @@ left = set(JOBS)
 
 
 def on_connect(client: Client, *_: object) -> None:
-    client.subscribe(f"{QUEUE}/$group/workers", 1)  # 3.1.1 names its group in the topic
+    # `$explicit`: the PUBACK, which paho sends by itself, does not settle the job.
+    client.subscribe(f"{QUEUE}/$group/workers/$explicit", 1)
     for job in JOBS:
         client.publish(QUEUE, job, 1)
 
@@ -31,14 +32,15 @@ def on_message(client: Client, _: object, message: MQTTMessage) -> None:
     elif job == "locked.png" and attempts[job] == 1:
         verb = "$nack"  # failed: again after the queue's backoff
     else:
-        verb = ""
-    print(f"{job}, attempt {attempts[job]}: {verb or 'done'}", flush=True)
-    if verb:  # before the PUBACK, which would settle the job as done
-        client.publish(f"{QUEUE}/{verb}/{message_id}", b"", 1)
-    client.ack(message.mid, message.qos)
+        verb = "$ack"
+    print(f"{job}, attempt {attempts[job]}: {verb}", flush=True)
+    client.publish(f"{QUEUE}/{verb}/{message_id}", b"", 1)
     if verb != "$nack":
         left.discard(job)
-    if not left:
+
+
+def on_publish(client: Client, *_: object) -> None:
+    if not left:  # the broker has acknowledged the last settlement
         client.disconnect()
 
 
@@ -47,12 +49,7 @@ address = (
     arguments[0] if arguments else os.environ.get("SLUICE_MQTT", "localhost:1883")
 ).removeprefix("mqtt://")
 host, _, port = address.partition(":")
-client = Client(
-    CallbackAPIVersion.VERSION2,
-    "paho-311",
-    protocol=MQTTProtocolVersion.MQTTv311,
-    manual_ack=True,  # the PUBACK is sent by `ack`, after the work
-)
-client.on_connect, client.on_message = on_connect, on_message
+client = Client(CallbackAPIVersion.VERSION2, "paho-311", protocol=MQTTProtocolVersion.MQTTv311)
+client.on_connect, client.on_message, client.on_publish = on_connect, on_message, on_publish
 client.connect(host, int(port or 1883))
 client.loop_forever()

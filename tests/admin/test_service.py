@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -572,7 +573,13 @@ async def test_mqtt_admin_requests_are_carried_out_by_the_same_service(
     join(client, "$admin/queue/tasks/stats", 0)
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     harness.advance(1.5)
-    assert b'"total_messages": 1' in client.messages()[-1].payload
+    shown = json.loads(client.messages()[-1].payload)
+    assert (shown["total_messages"], shown["last_delivery"]) == (1, None)
+    harness.worker()
+    harness.advance(1.5)
+    shown = json.loads(client.messages()[-1].payload)
+    (consumer,) = shown["groups"][0]["consumers"]
+    assert shown["last_delivery"] > 0 and consumer["last_heartbeat"] > 0
 
 
 async def test_mqtt_clients_pause_and_resume_queues_and_groups(harness: AdminHarness) -> None:

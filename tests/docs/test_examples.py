@@ -161,7 +161,7 @@ def test_consumer_311(broker: Broker) -> None:
     output = run(broker, "consumer_311.py")
     assert sorted(output) == [
         "locked.png, attempt 1: $nack",
-        "locked.png, attempt 2: done",
+        "locked.png, attempt 2: $ack",
         "nonsense, attempt 1: $reject",
-        "resize cat.png, attempt 1: done",
+        "resize cat.png, attempt 1: $ack",
     ]

@@ -105,7 +105,7 @@ async def test_ledger_is_readable_in_a_failed_assertion(sluice_broker: VirtualBr
         await sluice_broker.settle()
     assert repr(sluice_broker.ledger("jobs", "w")) == (
         "Ledger(enqueued=1, waiting=0, delivered=0, retrying=0, acked=1, dead=0, expired=0,"
-        " purged=0)"
+        " purged=0, cancelled=0)"
     )
 
 

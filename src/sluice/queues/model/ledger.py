@@ -48,7 +48,7 @@ class Ledger:
         return (
             f"Ledger(enqueued={self.enqueued}, waiting={self.waiting}, delivered={self.delivered},"
             f" retrying={self.retrying}, acked={self.acked}, dead={self.dead},"
-            f" expired={self.expired}, purged={self.purged})"
+            f" expired={self.expired}, purged={self.purged}, cancelled={self.cancelled})"
         )
 
     def balance(self) -> int:

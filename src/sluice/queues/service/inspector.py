@@ -273,12 +273,16 @@ class QueueInspector:
         return sorted([group.view() for group in self.groups()], key=_name_of)
 
     def statistics(self) -> dict[str, object]:
-        """Return the queue and its groups as JSON values: all fields of the views."""
+        """Return the queue and its groups as JSON values: all fields of the views.
+
+        `last_delivery` is the time of the last delivery, null if there was none since the start.
+        """
         groups: list[dict[str, object]] = []
         for group in self.group_views():
             shown = asdict(group)
             groups.append({**shown, **shown.pop("ledger")})
-        return {**asdict(self.view()), "groups": groups}
+        last_delivery = max(one.last_delivery_at for one in self._queue.partitions)
+        return {**asdict(self.view()), "last_delivery": last_delivery or None, "groups": groups}
 
     def metrics(self) -> views.QueueMetrics:
         """Return the counters of the queue, without those of its groups."""
