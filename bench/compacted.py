@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 from path import BrokerHarness, ClientConnection, DiskLoop, Handle
 
-from sluice.broker.namespaces.compacted.handler import MAX_BATCHED_WRITES
+from sluice.broker.namespaces.compacted.handler import MAX_COLLECTED_WRITES
 from sluice.message import Message
 from sluice.queues.commit_loop import SNAPSHOT_BATCH_SIZE
 from sluice.queues.compacted.owner import Owner
@@ -238,9 +238,9 @@ def main() -> None:
             work.engine.lifecycle.get_or_create_queue(f"bench/{number}")
         handler = harness.exclusive_handler
         for _ in range(args.writes // BLOCK):
-            handler.max_batched = 1
+            handler.max_collected = 1
             single_costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
-            handler.max_batched = MAX_BATCHED_WRITES
+            handler.max_collected = MAX_COLLECTED_WRITES
             costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
             work_costs.append(
                 cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload))

@@ -49,12 +49,12 @@ class PacketTooLarge(ProtocolViolation):
 
     reason = 0x95
 
-    def __init__(self, length: int, limit: int, first: bool = False) -> None:
+    def __init__(self, length: int, limit: int, is_connect: bool = False) -> None:
         super().__init__(
             f"a packet of {length} bytes is larger than the {limit} allowed "
-            + ("before authentication" if first else "here"),
+            + ("before authentication" if is_connect else "here"),
             "Connect first: larger packets are accepted after authentication"
-            if first
+            if is_connect
             else "Send smaller packets, or raise mqtt.max_packet_size on the server",
         )
         self.length = length

@@ -47,9 +47,9 @@ class Message:
         self.topic: bytes = b""  # the original topic, if a binding stored the message
         self.headers: bytes = b""
         self.priority: i64 = 0
-        self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
+        self.deliver_at_ms: i64 = 0  # since 1970; 0: at once
         self.expires: i64 = 0  # seconds since 1970; 0: never
-        self.enqueued_at: i64 = 0  # milliseconds since 1970
+        self.enqueued_at_ms: i64 = 0  # since 1970
         self.cached_bytes: i64 = 0  # its size while it is in the body cache
 
     def memory_bytes(self) -> i64:
@@ -78,9 +78,9 @@ class Message:
         sent to a client must not exceed the publisher's value, which is whole seconds from
         enqueueing.
         """
-        enqueued_at: i64 = self.enqueued_at
-        enqueued_second: i64 = (enqueued_at + 999) // 1000
-        return float(self.expires - enqueued_second) + float(enqueued_at) / 1000.0
+        enqueued_at_ms: i64 = self.enqueued_at_ms
+        enqueued_second: i64 = (enqueued_at_ms + 999) // 1000
+        return float(self.expires - enqueued_second) + float(enqueued_at_ms) / 1000.0
 
 
 def encoded_fields_size(message: Message) -> i64:
@@ -99,7 +99,7 @@ def write_message_fields(out: BytesWriter, message: Message) -> None:
     """Write the part of a body between the record's header and the payload."""
     write_fields(
         out,
-        message.enqueued_at,
+        message.enqueued_at_ms,
         message.id,
         message.key,
         message.topic,
@@ -110,7 +110,7 @@ def write_message_fields(out: BytesWriter, message: Message) -> None:
 
 def write_fields(
     out: BytesWriter,
-    enqueued_at: i64,
+    enqueued_at_ms: i64,
     message_id: bytes,
     key: bytes,
     topic: bytes,
@@ -118,7 +118,7 @@ def write_fields(
     headers: bytes,
 ) -> None:
     """Write the same fields without a Message object."""
-    write_i64_le(out, enqueued_at)
+    write_i64_le(out, enqueued_at_ms)
     write_i64_le(out, i64(len(key)) << 32 | len(message_id))
     write_i64_le(out, i64(len(props)) << 32 | len(topic))
     write_i32_le(out, i32(len(headers)))
@@ -161,7 +161,7 @@ def decode_body(data: bytes, start: i64 = 0, is_complete: bool = True) -> Messag
     message = Message(data[at + headers_size :], props, key, message_id)
     message.topic = topic
     message.headers = data[at : at + headers_size]
-    message.enqueued_at = read_i64_le(data, start)
+    message.enqueued_at_ms = read_i64_le(data, start)
     return message
 
 

@@ -111,7 +111,7 @@ def test_every_module_of_the_queues_is_in_its_readme() -> None:
     [
         ("`queues/model/cursor`, `queues/model/cursor.py` and `model/`", []),
         ("`model/cursor.next_ready` and `queues/model/cursor.Cursor`", []),
-        ("`queues/flow/timers`", ["`queues/flow/timers`"]),
+        ("`queues/flow/clocks`", ["`queues/flow/clocks`"]),
         ("`flow/dispatch.offer`", ["`flow/dispatch.offer`"]),
         ("`queues/models/`", ["`queues/models/`"]),
     ],

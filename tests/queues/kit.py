@@ -170,8 +170,10 @@ class RecordingStore:
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        self._store.snapshot(state, free, _CountedCallback(self, done))
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
+        self._store.snapshot(state, freed_segments, _CountedCallback(self, done))
 
 
 class _CountedCallback:
@@ -576,7 +578,7 @@ class EngineUnderTest:
         message = Message(payload, props, key, message_id)
         message.priority = priority
         if delay:
-            message.deliver_at = int((self.loop.now + delay) * 1000.0)
+            message.deliver_at_ms = int((self.loop.now + delay) * 1000.0)
         if ttl:
             message.expires = int(self.loop.now + ttl)
         self._tag += 1
@@ -637,7 +639,7 @@ class EngineUnderTest:
             while seq < partition.next_seq:
                 found.append(DeadLetter(partition, seq, self.read(partition, seq)))
                 seq = int(partition.first_live(seq + 1))
-        return sorted(found, key=lambda dead_letter: dead_letter.message.enqueued_at)
+        return sorted(found, key=lambda dead_letter: dead_letter.message.enqueued_at_ms)
 
     def dead_letters(self, queue: str = "tasks") -> list[bytes]:
         return [dead_letter.payload for dead_letter in self.dead_letter_records(queue)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sluice.message import Message, decode_headers
 from sluice.queues.commit_loop import read_messages
-from sluice.queues.model.delivery_lease import DEAD_LETTERING, WAITING
+from sluice.queues.model.delivery_lease import BACKOFF, DEAD_LETTERING
 from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.partition import Partition
@@ -240,7 +240,7 @@ class Checker(Environment):
             state = self._lease_state(pair)
             if state == DEAD_LETTERING and not all_read:
                 continue
-            if state == WAITING and schedule.must_be_ready(pair.attempts):
+            if state == BACKOFF and schedule.must_be_ready(pair.attempts):
                 raise Violation(f"the retry of {pair} is due, and it still waits for its retry")
             if schedule.must_be_given_up(pair.attempts, rules):
                 raise Violation(f"{pair} is past its total timeout, and is not dead")

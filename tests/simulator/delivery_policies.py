@@ -65,21 +65,21 @@ class DeliveryPolicies:
         elif what == "breaker":
             self._set_breaker(engine, queue)
         elif what == "queue":
-            engine.control.pause_queue(queue, "ann", "maintenance")
+            engine.delivery_control.pause_queue(queue, "ann", "maintenance")
             self._queues[int(queue.qid)] = (frame, True)
         elif what == "group" and queue.groups:
             group = self._rng.choice(list(queue.groups.values()))
-            engine.control.pause_group(group, "ann", "")
+            engine.delivery_control.pause_group(group, "ann", "")
             self._groups[int(group.gid)] = (frame, True)
         elif what == "resume":
             self._resume(engine, queue)
         return f"{what} of {queue.name}: policies"
 
     def _resume(self, engine: Engine, queue: Queue) -> None:
-        engine.control.resume_queue(queue)
+        engine.delivery_control.resume_queue(queue)
         self._queues[int(queue.qid)] = (self._oracle.frame, False)
         for group in queue.groups.values():
-            engine.control.resume_group(group)
+            engine.delivery_control.resume_group(group)
             self._groups[int(group.gid)] = (self._oracle.frame, False)
 
     def _limit(self, engine: Engine, queue: Queue) -> None:

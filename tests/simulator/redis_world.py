@@ -88,8 +88,10 @@ class RedisBehindProxy:
     def begin_snapshot(self) -> None:
         self.inner.begin_snapshot()
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        self.inner.snapshot(state, free, self._run.count_pending(done))
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
+        self.inner.snapshot(state, freed_segments, self._run.count_pending(done))
 
     def is_snapshot_due(self) -> bool:
         return self.inner.is_snapshot_due()

@@ -55,7 +55,7 @@ class World(Checker):
         if rng.random() < 0.15:
             message.priority = rng.randrange(10)
         if rng.random() < 0.1:
-            message.deliver_at = int((self.loop.now + rng.choice((0.5, 10.0, 100.0))) * 1000)
+            message.deliver_at_ms = int((self.loop.now + rng.choice((0.5, 10.0, 100.0))) * 1000)
         if rng.random() < 0.1:
             message.expires = int(self.loop.now + rng.choice((2, 20, 200)))
         self.send(name, message)
@@ -65,12 +65,12 @@ class World(Checker):
         existing = self.engine.queues[name]
         key, own_id = message.key, message.id
         rules = existing.rules
-        plain = not message.priority and message.deliver_at <= int(self.loop.now * 1000)
+        plain = not message.priority and message.deliver_at_ms <= int(self.loop.now * 1000)
         order_key = b"*" if rules.ordering == STRICT else key
         sent = Sent(self.serial, name, order_key, own_id, plain, self.loop.now)
         wanted = int(message.expires)
-        if message.deliver_at > int(self.loop.now * 1000):
-            sent.due = message.deliver_at / 1000
+        if message.deliver_at_ms > int(self.loop.now * 1000):
+            sent.due = message.deliver_at_ms / 1000
         before = [int(partition.next_seq) for partition in existing.partitions]
         duplicates = existing.duplicates
         was_full = existing.depth >= rules.max_depth

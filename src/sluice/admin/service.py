@@ -191,14 +191,14 @@ class AdminService:
         """Deliver nothing more of a queue; publishes and settlements go on."""
         queue = self._facade.get_queue(name)
         self._facade.begin_change()
-        self._engine.control.pause_queue(queue, by, reason)
+        self._engine.delivery_control.pause_queue(queue, by, reason)
         await self._facade.wait_committed()
         return await self.stats(name)
 
     async def resume_queue(self, name: str) -> model.Queue:
         queue = self._facade.get_queue(name)
         self._facade.begin_change()
-        self._engine.control.resume_queue(queue)
+        self._engine.delivery_control.resume_queue(queue)
         await self._facade.wait_committed()
         return await self.stats(name)
 
@@ -246,13 +246,13 @@ class AdminService:
 
     async def pause_group(self, name: str, group: str, by: str, reason: str) -> model.Group:
         """Deliver nothing more to one group."""
-        control = self._engine.control
+        control = self._engine.delivery_control
         return await self._command_group(
             name, group, lambda found: control.pause_group(found, by, reason)
         )
 
     async def resume_group(self, name: str, group: str) -> model.Group:
-        return await self._command_group(name, group, self._engine.control.resume_group)
+        return await self._command_group(name, group, self._engine.delivery_control.resume_group)
 
     async def delete_group(self, name: str, group: str) -> None:
         members = self._inspect_group(name, group).members()

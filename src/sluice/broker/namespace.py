@@ -29,8 +29,8 @@ class NamespaceHandler:
         """Process a PUBLISH, and acknowledge or refuse it."""
         session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, "no handler for this topic")
 
-    def finish_batch(self) -> None:
-        """Apply publishes that were batched; called before a publish to another namespace."""
+    def apply_collected(self) -> None:
+        """Apply publishes that were collected; called before a publish to another namespace."""
 
     def publish_error(self) -> str:
         """Return why no client may publish here, or an empty string."""
@@ -122,11 +122,11 @@ class Namespaces:
         self.handlers: list[NamespaceHandler] = []
         self._rows: list[Namespace | None] = [None] * 256  # by the second character
         self._topics: dict[bytes, NamespaceHandler] = {}  # by the whole topic
-        self._batching: NamespaceHandler = self.plain  # served the last publish below `$`
+        self._collecting: NamespaceHandler = self.plain  # served the last publish below `$`
 
     def serve_plain(self, handler: NamespaceHandler) -> None:
         """Let `handler` serve all topics that no other handler serves."""
-        self.plain = self._batching = handler
+        self.plain = self._collecting = handler
         self.handlers.append(handler)
 
     def register(self, prefix: bytes, handler: NamespaceHandler) -> None:
@@ -161,16 +161,16 @@ class Namespaces:
         return self.plain
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
-        """Hand a PUBLISH below `$` to its handler, after what another handler has batched."""
+        """Hand a PUBLISH below `$` to its handler, after what another handler has collected."""
         handler = self.find(packet.topic)
-        if handler is not self._batching:
-            self._batching.finish_batch()
-            self._batching = handler
+        if handler is not self._collecting:
+            self._collecting.apply_collected()
+            self._collecting = handler
         handler.publish(packet, session, connection)
 
-    def finish_batch(self) -> None:
-        """Apply batched publishes, so that a later packet is not acknowledged before them."""
-        self._batching.finish_batch()
+    def apply_collected(self) -> None:
+        """Apply collected publishes, so that a later packet is not acknowledged before them."""
+        self._collecting.apply_collected()
 
     def is_joining(self, session: Session) -> bool:
         return any(handler.is_joining(session) for handler in self.handlers)

@@ -15,11 +15,14 @@ from mypy_extensions import i64, mypyc_attr
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish
 
-NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
+NO_PACKET_LIMIT: Final = 268_435_460  # bytes: the largest packet that MQTT can express
 
 
 class ConnectionPort(Deadline):
-    """What sessions, handlers and the turn may do with a connection."""
+    """What sessions, handlers and the turn may do with a connection.
+
+    It is a deadline of the scheduler, for the keep-alive.
+    """
 
     def __init__(self) -> None:
         self.version: i64 = 0  # 0 until CONNECT
@@ -28,12 +31,12 @@ class ConnectionPort(Deadline):
         self.lost: bool = False
         self.opened_at: float = 0.0
         self.last_read_at: float = 0.0
-        self.max_outgoing_packet: i64 = NO_LIMIT  # the client's maximum packet size
+        self.max_outgoing_packet: i64 = NO_PACKET_LIMIT  # the client's maximum packet size
         self.is_from_cluster: bool = False  # from another cell, which has authenticated it
         self.claim_token: str = ""  # of the session elsewhere that claims this client id
         self.has_fast_path: bool = False  # MQTT 5.0, no packet size limit, no aliases
         # A packet that takes more than one turn.
-        self.pending_input: InputTask | None = None
+        self.input_task: InputTask | None = None
 
     def get_output(self) -> BytesWriter:
         """Return the output buffer of this turn and register the connection to be flushed."""
@@ -107,7 +110,7 @@ class InputTask:
     """A packet that takes more than one turn. The connection processes no other one meanwhile."""
 
     def advance(self) -> None:
-        """Continue; sets `ConnectionPort.pending_input` again if more work is left."""
+        """Continue; sets `ConnectionPort.input_task` again if more work is left."""
 
 
 class CapacityListener:

@@ -1,4 +1,4 @@
-"""The grammar of `$queue/...`: the queue that a topic names, and the action.
+"""The grammar of `$queue/...`: the queue that a topic names, and the verb.
 
 $queue/<q>                       publish, consume
 $queue/<q>/$group/<g>            consume as a member of <g>, for clients without user properties
@@ -79,18 +79,18 @@ def parse_queue_topic(topic: bytes) -> QueueTopic:
             return QueueTopic(RESPONSE, name[len(b"responses/") :].decode())
         return QueueTopic(PUBLISH, name.decode())
     queue = name[:cut].decode()
-    verb, _, rest = name[cut + 1 :].partition(b"/")
-    action = _VERBS.get(verb)
-    if action is None:
-        return QueueTopic(INVALID, queue, b"unknown queue action " + verb)
-    if action == GROUP:
+    verb_name, _, rest = name[cut + 1 :].partition(b"/")
+    verb = _VERBS.get(verb_name)
+    if verb is None:
+        return QueueTopic(INVALID, queue, b"unknown queue action " + verb_name)
+    if verb == GROUP:
         group = rest.removesuffix(EXPLICIT_SUFFIX)
         if not group or b"/" in group:
             return QueueTopic(INVALID, queue, GROUP_FORM)
-        found = QueueTopic(action, queue, group)
+        found = QueueTopic(verb, queue, group)
         found.is_explicit = len(group) < len(rest)
         return found
-    return QueueTopic(action, queue, rest)
+    return QueueTopic(verb, queue, rest)
 
 
 class PublishOptions:

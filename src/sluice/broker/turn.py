@@ -38,16 +38,16 @@ class Turn:
         self._scheduled: bool = False
         self._waiting_slices: list[Callable[[], None]] = []
         self._run_next_slice: Callable[[], None] = self.run_next_slice
-        self._batches: list[Callable[[], None]] = []
+        self._callbacks_at_end: list[Callable[[], None]] = []
         self._committer: Committer = Committer()
 
     def commit_with(self, committer: Committer) -> None:
         """Commit the records of each turn through `committer`."""
         self._committer = committer
 
-    def add_batch(self, apply: Callable[[], None]) -> None:
-        """Call `apply` at the end of each turn: it applies what was batched during the turn."""
-        self._batches.append(apply)
+    def call_at_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` at the end of each turn, before its commit."""
+        self._callbacks_at_end.append(callback)
 
     def begin(self) -> float:
         """Read the clock once for each read, not for each message in it, and return the time."""
@@ -88,13 +88,13 @@ class Turn:
         return self._buffer_pool.pop() if self._buffer_pool else BytesWriter()
 
     def flush(self) -> None:
-        """End the turn: apply batches, commit its records, and write to the connections.
+        """End the turn: call those that collected input, commit records, write to connections.
 
         What waits for the commit, such as a PUBACK, is written by a later turn.
         """
         self._scheduled = False
-        for apply in self._batches:
-            apply()
+        for callback in self._callbacks_at_end:
+            callback()
         self._committer.end_turn()
         self.flush_connections()
 

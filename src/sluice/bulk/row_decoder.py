@@ -448,7 +448,7 @@ class _RowDecoder:
             else:
                 if not data:
                     continue
-                message.deliver_at = self._deliver_at(data.decode("utf-8", "replace"))
+                message.deliver_at_ms = self._deliver_at(data.decode("utf-8", "replace"))
             encoded.append(self._encode_user_property(name.encode(), data))
         message.props = b"".join(encoded) + message.props
 

@@ -107,21 +107,25 @@ class Engine:
         self.body_cache: BodyCache = BodyCache(cache_bytes)
         body_reads = BodyReads(state.effects, self.body_cache)
         self.timers: Timers = Timers(state)
-        schedule = DispatchSchedule(state, self.timers, self.body_cache)
-        self.dispatch_schedule: DispatchSchedule = schedule
-        self.control: DeliveryControl = DeliveryControl(state, schedule, self.timers)
+        dispatch_schedule = DispatchSchedule(state, self.timers, self.body_cache)
+        self.dispatch_schedule: DispatchSchedule = dispatch_schedule
+        self.delivery_control: DeliveryControl = DeliveryControl(
+            state, dispatch_schedule, self.timers
+        )
 
         # Parts that store and remove messages.
-        self.removal: Removal = Removal(state, schedule, self.timers, self.body_cache)
+        self.removal: Removal = Removal(state, dispatch_schedule, self.timers, self.body_cache)
         self.appender: Appender = Appender(state, self.timers, self.body_cache, self.codec)
-        self.compaction: KeyCompaction = KeyCompaction(state, schedule, self.removal, self.appender)
+        self.key_compaction: KeyCompaction = KeyCompaction(
+            state, dispatch_schedule, self.removal, self.appender
+        )
         self.lifecycle: Lifecycle = Lifecycle(
-            state, schedule, self.timers, self.removal, self.body_cache, rules_for
+            state, dispatch_schedule, self.timers, self.removal, self.body_cache, rules_for
         )
         self.dead_letters: DeadLetters = DeadLetters(
             state,
             self.lifecycle,
-            self.compaction,
+            self.key_compaction,
             self.appender,
             read_content_type or _no_content_type,
         )
@@ -129,7 +133,7 @@ class Engine:
             state, self.timers, self.removal, self.dead_letters, body_reads
         )
         self.publishing: Publishing = Publishing(
-            state, self.appender, self.compaction, self.removal, self.dead_letters
+            state, self.appender, self.key_compaction, self.removal, self.dead_letters
         )
 
         self.schedules: Schedules = Schedules(state, self.publishing, self.lifecycle)
@@ -137,9 +141,9 @@ class Engine:
         # Parts that deliver messages and end deliveries.
         self.settlement: Settlement = Settlement(
             state,
-            schedule,
+            dispatch_schedule,
             self.timers,
-            self.control,
+            self.delivery_control,
             self.removal,
             self.retention,
             self.dead_letters,
@@ -149,12 +153,12 @@ class Engine:
             ack_rows if ack_rows is not None else RowBudget(),
         )
         self.commands: MessageCommands = MessageCommands(
-            state, schedule, self.timers, self.removal, self.appender, self.settlement
+            state, dispatch_schedule, self.timers, self.removal, self.appender, self.settlement
         )
         self.id_searches: IdSearches = IdSearches(state.effects, self.codec)
         self.lease_lookup: LeaseLookup = LeaseLookup(
             state,
-            schedule,
+            dispatch_schedule,
             self.timers,
             self.removal,
             self.settlement,
@@ -163,12 +167,12 @@ class Engine:
         )
         self.dispatch: Dispatch = Dispatch(
             state,
-            schedule,
+            dispatch_schedule,
             self.timers,
             self.removal,
             self.retention,
             self.settlement,
-            self.control,
+            self.delivery_control,
             self.tokens,
             self.body_cache,
             body_reads,
@@ -180,9 +184,9 @@ class Engine:
         # Operations on many messages.
         self.bulk_progress: BulkProgress = BulkProgress(state, self.removal)
         self.batches: BatchWriting = BatchWriting(
-            state, self.appender, self.compaction, self.dead_letters, self.publishing
+            state, self.appender, self.key_compaction, self.dead_letters, self.publishing
         )
-        self.redrive: Redrive = Redrive(state, self.removal, self.appender, self.compaction)
+        self.redrive: Redrive = Redrive(state, self.removal, self.appender, self.key_compaction)
 
     @property
     def now(self) -> float:
@@ -277,7 +281,7 @@ class Engine:
             lease = timers.pop_retry()
         delayed = timers.pop_delayed()
         while delayed is not None:
-            self.dispatch.release_delayed(delayed[0], delayed[1])
+            self.dispatch.on_delay_over(delayed[0], delayed[1])
             delayed = timers.pop_delayed()
         partition = timers.pop_expiry()
         while partition is not None:
@@ -285,12 +289,12 @@ class Engine:
             partition = timers.pop_expiry()
         partition = timers.pop_retention()
         while partition is not None:
-            self.retention.sweep_retained(partition)
+            self.retention.sweep_retention(partition)
             partition = timers.pop_retention()
-        group = timers.pop_handover()
+        group = timers.pop_partition_move()
         while group is not None:
             self.dispatch_schedule.add_group(group)
-            group = timers.pop_handover()
+            group = timers.pop_partition_move()
         group = timers.pop_admission()
         while group is not None:
             self.dispatch_schedule.update_admission(group)

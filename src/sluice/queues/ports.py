@@ -13,7 +13,10 @@ from mypy_extensions import i64, mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Publisher:
-    """Waits for the commit of the messages that it publishes."""
+    """Waits for the commit of the messages that it publishes.
+
+    With each one it gives a `tag`, a number of its own choice, and gets it back.
+    """
 
     def on_written(self, tag: i64) -> None:
         """Called when a deferred command is written: `tag` waits for the open frame from now on."""
@@ -22,7 +25,7 @@ class Publisher:
         """Called when the message published under `tag` can no longer be lost."""
 
     def on_committed_many(self, tags: vec[i64], start: i64, end: i64) -> None:
-        """Called for `tags[start:end]`, in order: one call acknowledges a run of messages."""
+        """Called for `tags[start:end]`, in order: one call acknowledges many messages."""
         while start < end:
             self.on_committed(tags[start])
             start += 1

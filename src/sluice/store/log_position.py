@@ -60,10 +60,12 @@ class LogPosition:
         self.segment_sizes[int(self.segment)] = 0
         self._policy.has_sealed_segment = True
 
-    def delete_segments(self, free: Sequence[int]) -> list[int]:
+    def delete_segments(self, freed_segments: Sequence[int]) -> list[int]:
         """Delete segments, but never the open one; return those that were deleted."""
         deleted = [
-            segment for segment in free if segment in self.segment_sizes and segment != self.segment
+            segment
+            for segment in freed_segments
+            if segment in self.segment_sizes and segment != self.segment
         ]
         for segment in deleted:
             del self.segment_sizes[segment]

@@ -214,12 +214,14 @@ class MemoryStore:
         self._snapshot_frame = self._last_frame
         self._snapshot_policy.begin_snapshot()
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
         self._check_open()
         if self._snapshot_frame < 0:
             self.begin_snapshot()
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = self._log.delete_segments(free)
+        deleted = self._log.delete_segments(freed_segments)
         covered_frame, self._snapshot_frame = self._snapshot_frame, -1
         open_segment = int(self._log.segment)
         self._submit(

@@ -8,7 +8,7 @@ last snapshot, the messages stored before that snapshot, and every record after 
 
     record   40 bytes and a body, little endian
       u32 crc32c of all following bytes         u32 size of the whole record
-      u8 kind   u8 flags   u16 spare            u32 pid: the number of a queue's partition
+      u8 kind   u8 flags   u16 spare            u32 pid: number of a partition, of all queues
       u64 seq                                   u32 key: hash of the partition key, 0 for none
       u32 expires: seconds since 1970, 0: never u64 time: milliseconds since 1970
       body

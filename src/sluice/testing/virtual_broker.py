@@ -204,7 +204,7 @@ class VirtualBroker:
             while seq < partition.next_seq:
                 message = self._read(partition, seq)
                 found.append(
-                    (int(message.enqueued_at), _to_stored_message(partition, seq, message))
+                    (int(message.enqueued_at_ms), _to_stored_message(partition, seq, message))
                 )
                 seq = int(partition.first_live(seq + 1))
         return [message for _, message in sorted(found, key=lambda pair: pair[0])]

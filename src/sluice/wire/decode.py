@@ -63,7 +63,7 @@ from sluice.wire.topics import check_topic_filter, check_topic_name, check_utf8
 
 # Of one SUBSCRIBE or UNSUBSCRIBE; further filters are counted, and not read.
 MAX_FILTERS: Final = 1000
-NO_LIMIT: Final = 0x7FFF_FFFF
+NO_PROPERTY_LIMIT: Final = 0x7FFF_FFFF
 
 
 def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
@@ -109,7 +109,7 @@ def decode_publish(
     end: i64,
     version: i64,
     last_topic: bytes = b"",
-    max_user_properties: i64 = NO_LIMIT,
+    max_user_properties: i64 = NO_PROPERTY_LIMIT,
 ) -> Publish:
     """Decode a PUBLISH.
 

@@ -321,7 +321,7 @@ async def test_diagnosis_examines_a_bounded_number_of_delayed_messages(
     engine, queue = harness.engine, harness.queue("tasks")
     for _ in range(MAX_EXAMINED_MESSAGES + 10):
         message = Message(b"later", b"", b"bob")
-        message.deliver_at = int((engine.now + 3600.0) * 1000.0)
+        message.deliver_at_ms = int((engine.now + 3600.0) * 1000.0)
         engine.publishing.publish(queue, message, None, 0)
     harness.publish(b"x", partition_key="ann")
     assert GroupInspector(engine, queue.groups["w"]).busy_keys() is None

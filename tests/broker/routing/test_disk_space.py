@@ -62,8 +62,10 @@ class Disk:
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        self._store.snapshot(state, free, self._count(done))
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
+        self._store.snapshot(state, freed_segments, self._count(done))
 
     def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._store.scan_segment(segment, self._count(done))

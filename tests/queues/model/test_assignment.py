@@ -40,10 +40,10 @@ def test_as_few_partitions_move_as_evenness_allows(
     stayed = sum(1 for old, new in zip(before, after) if old == new)
     # The maximum that even shares allow: each consumer keeps the base share, and as many as
     # possible keep one more.
-    base_share, remainder = divmod(partitions, len(consumers))
+    base_count, remainder = divmod(partitions, len(consumers))
     held = [before.count(consumer) for consumer in consumers]
-    best = sum(min(count, base_share) for count in held) + min(
-        remainder, sum(count > base_share for count in held)
+    best = sum(min(count, base_count) for count in held) + min(
+        remainder, sum(count > base_count for count in held)
     )
     assert stayed == best
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice.queues.engine import Engine
 from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED, WAITING
+from sluice.queues.model.delivery_lease import BACKOFF, LEASED
 from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 from sluice.store.redis.keys import (
     RedisKeys,
@@ -139,7 +139,7 @@ def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
     waiting = {
         seq
         for seq, lease in cursor.leases.items()
-        if lease.state == WAITING and lease.retry_at > now
+        if lease.state == BACKOFF and lease.retry_at > now
     }
     due = {
         int(seq)

@@ -141,7 +141,7 @@ class BulkService(BatchCommits, CommitListener):
                 high = middle
                 continue
             [message] = await self._facade.read_messages([(partition, probe)])
-            if message is not None and message.enqueued_at >= milliseconds:
+            if message is not None and message.enqueued_at_ms >= milliseconds:
                 high = probe
             else:
                 low = probe + 1

@@ -86,7 +86,7 @@ class DeadLetterScan:
             headers.get("dead-description", "")
         ):
             return False
-        died_at = float(message.enqueued_at) / 1000.0
+        died_at = float(message.enqueued_at_ms) / 1000.0
         if died_at < criteria.since or (criteria.until and died_at >= criteria.until):
             return False
         return not self._needle or self._needle in message.payload
@@ -146,7 +146,7 @@ async def group_by_error(
         if counter.examined >= limit:
             return counter.result(complete=False)
         headers = dict(decode_headers(message.headers))
-        counter.add(headers, float(message.enqueued_at) / 1000.0)
+        counter.add(headers, float(message.enqueued_at_ms) / 1000.0)
     return counter.result(complete=True)
 
 

@@ -131,7 +131,7 @@ def _build_value_view(
         priority=0,
         payload=message.payload[:payload_bytes],
         size=len(message.payload),
-        enqueued_at=float(message.enqueued_at) / 1000.0,
+        enqueued_at=float(message.enqueued_at_ms) / 1000.0,
         expires_at=float(read_expiry(message)),
         deliver_at=0.0,
         topic="",

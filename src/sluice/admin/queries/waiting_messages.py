@@ -130,7 +130,7 @@ async def _scan(
             criteria.state and state not in (criteria.state, views.DELIVERED)
         ):
             continue
-        enqueued_at = float(message.enqueued_at) / 1000.0
+        enqueued_at = float(message.enqueued_at_ms) / 1000.0
         if enqueued_at < criteria.since or (criteria.until and enqueued_at >= criteria.until):
             continue
         if (not key or message.key == key) and (not needle or needle in message.payload):

@@ -4,14 +4,14 @@ from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
 from sluice.broker.namespaces.incoming import IncomingPublishes
 from sluice.broker.namespaces.plain_topics import PlainTopics
-from sluice.broker.namespaces.queues.handler import CreatedQueueListener, QueueHandler
-from sluice.broker.namespaces.queues.memberships import list_consumers
-from sluice.broker.namespaces.queues.publish_builder import (
+from sluice.broker.namespaces.queues.api_messages import (
     MessageProperties,
     build_message,
     read_content_type,
     read_message_properties,
 )
+from sluice.broker.namespaces.queues.handler import CreatedQueueListener, QueueHandler
+from sluice.broker.namespaces.queues.memberships import list_consumers
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer, encode_user_property
 from sluice.broker.namespaces.queues.queue_options import read_message_ids
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks

@@ -96,17 +96,17 @@ class AdminTopics(PlainTopics):
             raise UnknownQueue(name)
         if not group_name:
             if pauses:
-                engine.control.pause_queue(queue, by, reason)
+                engine.delivery_control.pause_queue(queue, by, reason)
             else:
-                engine.control.resume_queue(queue)
+                engine.delivery_control.resume_queue(queue)
             return
         group = queue.groups.get(group_name)
         if group is None:
             raise UnknownGroup(name, group_name)
         if pauses:
-            engine.control.pause_group(group, by, reason)
+            engine.delivery_control.pause_group(group, by, reason)
         else:
-            engine.control.resume_group(group)
+            engine.delivery_control.resume_group(group)
 
     def on_subscribed(self, subscription: Subscription) -> None:
         """Start publishing statistics after a subscription below `$admin/`."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.ports import NO_LIMIT, ConnectionPort
+from sluice.broker.ports import NO_PACKET_LIMIT, ConnectionPort
 from sluice.broker.routing import handle_subscribe, handle_unsubscribe
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import Deadline
 from sluice.errors import PacketTooLarge, ProtocolViolation
-from sluice.wire.decode import decode, decode_ack, decode_publish
+from sluice.wire.decode import NO_PROPERTY_LIMIT, decode, decode_ack, decode_publish
 from sluice.wire.encode import (
     measure_publish,
     write_ack,
@@ -140,8 +140,8 @@ class Connection(ConnectionPort):
         try:
             self._process_packets(reader)
         except PacketTooLarge as fault:
-            is_first = fault.limit < self.broker.limits.max_packet_size
-            self.handle_violation(PacketTooLarge(fault.length, fault.limit, is_first))
+            is_connect = fault.limit < self.broker.limits.max_packet_size
+            self.handle_violation(PacketTooLarge(fault.length, fault.limit, is_connect))
         except ProtocolViolation as fault:
             self.handle_violation(fault)
         if rate_limiter is not None:
@@ -163,11 +163,11 @@ class Connection(ConnectionPort):
         if not self.closing:
             self.last_read_at = self.broker.turn.begin()
             try:
-                pending_input = self.pending_input
-                if pending_input is not None:
-                    self.pending_input = None
-                    pending_input.advance()
-                if self.pending_input is not None:
+                input_task = self.input_task
+                if input_task is not None:
+                    self.input_task = None
+                    input_task.advance()
+                if self.input_task is not None:
                     self._defer_input(data)
                 elif data and not self.closing:
                     self._process_input(data)
@@ -304,7 +304,7 @@ class Connection(ConnectionPort):
         data = reader.data
         next_clock_check: i64 = CLOCK_CHECK_BYTES
         max_user_properties: i64 = (
-            MAX_PUBLISH_USER_PROPERTIES if not self.is_from_cluster else NO_LIMIT
+            MAX_PUBLISH_USER_PROPERTIES if not self.is_from_cluster else NO_PROPERTY_LIMIT
         )
         while reader.advance():
             counters.packets_received += 1
@@ -340,7 +340,7 @@ class Connection(ConnectionPort):
                 self._process_other_packet(decode(data, head, body, end, self.version), session)
             if self.closing:
                 return
-            if self.pending_input is not None:
+            if self.input_task is not None:
                 self._defer_input(data[end:])
                 return
             if end >= next_clock_check:
@@ -488,7 +488,7 @@ class Connection(ConnectionPort):
             return None
         reason_string = _sanitize_reason_string(reason_string)
         if (
-            self.max_outgoing_packet != NO_LIMIT
+            self.max_outgoing_packet != NO_PACKET_LIMIT
             and len(reason_string.encode()) + other_bytes + REASON_STRING_OVERHEAD
             > self.max_outgoing_packet
         ):
@@ -513,7 +513,7 @@ class Connection(ConnectionPort):
                 extra_properties = self._prepend_expiry(message, extra_properties)
             if self.max_outgoing_aliases:
                 return self._send_aliased(message, qos, retain, dup, packet_id, extra_properties)
-        if self.max_outgoing_packet != NO_LIMIT and (
+        if self.max_outgoing_packet != NO_PACKET_LIMIT and (
             measure_publish(message, topic, qos, extra_properties, self.version)
             > self.max_outgoing_packet
         ):

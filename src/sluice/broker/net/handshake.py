@@ -9,7 +9,7 @@ from sluice.broker.acl import AuthResult, PeerInfo, will_error
 from sluice.broker.limits import topic_depth_error
 from sluice.broker.net.connection import Connection
 from sluice.broker.net.rate_limiter import RateLimiter
-from sluice.broker.ports import NO_LIMIT
+from sluice.broker.ports import NO_PACKET_LIMIT
 from sluice.broker.routing import (
     CLIENT_CLAIM,
     NO_USER_PROPERTIES,
@@ -52,7 +52,7 @@ class Handshake:
     def handle_connect(self, connection: Connection, packet: Connect) -> None:
         """Answer a CONNECT with a session, or refuse it and end the connection."""
         requested = packet.properties
-        connection.max_outgoing_packet = requested.maximum_packet_size or NO_LIMIT
+        connection.max_outgoing_packet = requested.maximum_packet_size or NO_PACKET_LIMIT
         reason, reason_string = self._check_before_auth(packet, connection)
         if reason != SUCCESS:
             self.refuse(connection, reason, reason_string)
@@ -182,7 +182,7 @@ class Handshake:
             properties.response_information = build_response_information(client_id, requested)
             connack.properties = properties
             if (
-                connection.max_outgoing_packet != NO_LIMIT
+                connection.max_outgoing_packet != NO_PACKET_LIMIT
                 and len(encode(connack, V5)) > connection.max_outgoing_packet
             ):
                 self.refuse(connection, PACKET_TOO_LARGE, "")  # [MQTT-3.1.2-24]
@@ -195,7 +195,7 @@ class Handshake:
         )
         connection.has_fast_path = (
             packet.version == V5
-            and connection.max_outgoing_packet == NO_LIMIT
+            and connection.max_outgoing_packet == NO_PACKET_LIMIT
             and connection.max_outgoing_aliases == 0
         )
         session, connack.session_present = self._broker.registry.open_session(

@@ -91,11 +91,11 @@ class SessionProxies(SessionListener):
     """The proxies of one session in other cells."""
 
     def publish(
-        self, cell: i64, packet: Publish, is_settlement: bool, connection: ConnectionPort
+        self, cell: i64, packet: Publish, is_command: bool, connection: ConnectionPort
     ) -> None:
         """Publish to a queue of another cell; acknowledge after that cell has stored the message.
 
-        `is_settlement`: the packet settles a delivery.
+        `is_command`: the packet settles deliveries, or cancels or reschedules messages.
         """
 
     def subscribe(

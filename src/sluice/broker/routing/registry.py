@@ -1,10 +1,10 @@
-"""All sessions by client id: their start, takeover, wait for reconnection, end, and their wills.
+"""All sessions by client id: their start, takeover, disconnection, end, and their wills.
 
-                 CONNECT                      connection ends
-    (none) ────────────────▶ connected ───────────────────────▶ waiting ──session expiry──▶ (none)
-                              ▲     │  expiry 0: ends at once        │
-                              └─────┴── CONNECT: taken over ─────────┘
-                                        clean start: ends, and a new one begins
+              CONNECT               connection ends
+    (none) ──────────▶ connected ────────────────────▶ disconnected ──session expiry──▶ (none)
+                        ▲     │  expiry 0: ends at once     │
+                        └─────┴──── CONNECT: taken over ────┘
+                                    clean start: ends, and a new one begins
 
 The broker publishes a will when its delay has passed, or earlier if the session ends, unless the
 client disconnected normally or reconnected before [MQTT-3.1.2-8, 3.1.3-9].

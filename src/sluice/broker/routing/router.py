@@ -339,7 +339,7 @@ class Router:
 
     def ack_after_commit(self, session: Session, packet: Publish) -> None:
         """Acknowledge `packet` after the records of this publish are committed."""
-        self.namespaces.finish_batch()
+        self.namespaces.apply_collected()
         inbound = session.inbound
         self.session_store.notify_after_commit(inbound, inbound.make_tag(packet))
         inbound.expect_commit(packet)

@@ -37,7 +37,7 @@ class SessionRestore:
     def restore(self, entries: list[RestoredRecord]) -> None:
         """Restore sessions and retained messages first, then pending messages in their order."""
         router = self._router
-        by_sid: dict[int, Session] = {}
+        by_persistent_id: dict[int, Session] = {}
         unsent_retained: list[tuple[Session, list[bytes]]] = []
         for entry in entries:
             if entry.pid == RETAINED_PID:
@@ -45,21 +45,25 @@ class SessionRestore:
             elif entry.pid == SESSIONS_PID:
                 record = json.loads(entry.value)
                 session = self._restore_session(entry.key.decode(), record)
-                by_sid[session.persistent_id] = session
+                by_persistent_id[session.persistent_id] = session
                 pending_filters: list[str] = record.get(PENDING_RETAINED_KEY, [])
                 if pending_filters:
                     unsent_retained.append((session, [name.encode() for name in pending_filters]))
             elif entry.pid == PENDING_PID:
-                self._restore_pending(entry, by_sid)
-        for sid in [*self._state.received_qos2, *self._state.sent_qos2, *self._state.dedup.outbox]:
-            if sid not in by_sid:
-                self._state.forget_session(sid)
-        for sid, session in by_sid.items():
-            self._state.next_session_id = max(self._state.next_session_id, sid + 1)
-            for packet_id, sequence in self._state.sent_qos2.get(sid, {}).items():
+                self._restore_pending(entry, by_persistent_id)
+        for persistent_id in [
+            *self._state.received_qos2,
+            *self._state.sent_qos2,
+            *self._state.dedup.outbox,
+        ]:
+            if persistent_id not in by_persistent_id:
+                self._state.forget_session(persistent_id)
+        for persistent_id, session in by_persistent_id.items():
+            self._state.next_persistent_id = max(self._state.next_persistent_id, persistent_id + 1)
+            for packet_id, sequence in self._state.sent_qos2.get(persistent_id, {}).items():
                 if sequence == 0:
                     delivery = Delivery(Publish(b"", b"", 2), 2, False, b"", None)
-                    delivery.persistent_id = sid
+                    delivery.persistent_id = persistent_id
                     delivery.is_released = True
                     session.outbound.restore_sent(delivery, packet_id)
         if not router.cluster.has_other_cells:
@@ -98,7 +102,7 @@ class SessionRestore:
         self._registry.restore(session)
         return session
 
-    def _restore_pending(self, entry: RestoredRecord, by_sid: dict[int, Session]) -> None:
+    def _restore_pending(self, entry: RestoredRecord, by_persistent_id: dict[int, Session]) -> None:
         pending_message = self._state.find_pending(entry.seq)
         if pending_message is None:
             return
@@ -116,17 +120,19 @@ class SessionRestore:
         size = i64(read_i32_le(body, at))
         topic = body[at + 4 : at + 4 + size]
         message = decode_message(topic, body[at + 4 + size :])
-        for sid, qos, retain, extra in headers:
-            if sid not in pending_message.recipients:
+        for persistent_id, qos, retain, extra in headers:
+            if persistent_id not in pending_message.recipients:
                 continue
-            session = by_sid.get(sid)
+            session = by_persistent_id.get(persistent_id)
             if session is None:
-                self._state.mark_delivered(pending_message, sid)
+                self._state.mark_delivered(pending_message, persistent_id)
                 continue
             delivery = Delivery(message, qos, retain, extra, None)
-            delivery.persistent_id = sid
+            delivery.persistent_id = persistent_id
             delivery.pending_message = pending_message
-            packet_id = find_sent_packet_id(self._state.sent_qos2.get(sid), int(entry.seq))
+            packet_id = find_sent_packet_id(
+                self._state.sent_qos2.get(persistent_id), int(entry.seq)
+            )
             if packet_id:
                 session.outbound.restore_sent(delivery, packet_id)
             else:

@@ -80,7 +80,7 @@ class SubscribeTask(InputTask):
         connection = self._connection
         while True:
             if self._is_joining():
-                connection.pending_input = self
+                connection.input_task = self
                 return
             if self._next == len(packet.requests):
                 break
@@ -88,7 +88,7 @@ class SubscribeTask(InputTask):
             self._next += 1
             _subscribe_one(self._router, session, packet, request, self._suback)
             if self._next < len(packet.requests) and connection.is_over_time_slice():
-                connection.pending_input = self
+                connection.input_task = self
                 return
         if not wait_for_cluster(self._router, self._suback):
             self._suback.finish_one()

@@ -180,7 +180,9 @@ class InboundQos(Publisher):
         return True
 
     def _record_received(self, packet_id: int, released: bool) -> None:
-        self._services.records.record_received(self._session.persistent_id, packet_id, released)
+        self._services.delivery_records.record_received(
+            self._session.persistent_id, packet_id, released
+        )
 
     def refuse(
         self, packet: Publish, connection: ConnectionPort, reason: i64, reason_string: str
@@ -232,13 +234,13 @@ class InboundQos(Publisher):
     def ack_deferred(
         self,
         packet: Publish,
-        is_settlement: bool,
+        is_command: bool,
         connection_epoch: i64,
         reason: i64,
         reason_string: str,
     ) -> None:
         """Acknowledge a publish whose result came later: from another cell or a batched write."""
-        if reason == 0 or (self._session.version != V5 and (is_settlement or reason < 0x80)):
+        if reason == 0 or (self._session.version != V5 and (is_command or reason < 0x80)):
             if packet.qos == 2 and self._session.persistent_id and self._unreleased is not None:
                 self._record_received(int(packet.packet_id), False)
                 self.remove_from_outbox(int(packet.packet_id))
@@ -282,7 +284,7 @@ class InboundQos(Publisher):
             connection.send_ack(PUBCOMP, packet.packet_id, reason, "")
 
     def _notify_after_commit(self, kind: i64, packet_id: i64) -> None:
-        self._services.records.notify_after_commit(
+        self._services.delivery_records.notify_after_commit(
             self, packet_id | (kind << 16) | (self._epoch << 20)
         )
 

@@ -162,7 +162,7 @@ class OutboundQos(Publisher):
             self._send_committed_qos2(delivery, connection)
         elif self._session.has_ended:
             if delivery.pending_message is not None:
-                self._services.records.delete_pending(delivery)
+                self._services.delivery_records.delete_pending(delivery)
             self._services.forwarder.reassign_shared(delivery, self._session)
         elif delivery.qos == 0:
             if connection is not None and (
@@ -204,7 +204,7 @@ class OutboundQos(Publisher):
         """Drop a delivery that has a packet id and is larger than the client allows."""
         self.inflight.remove(delivery.packet_id)
         if delivery.persistent_id:
-            self._services.records.record_completed(delivery)
+            self._services.delivery_records.record_completed(delivery)
         self._abandon(delivery)
 
     def deliver_now(self, delivery: Delivery) -> None:
@@ -288,7 +288,7 @@ class OutboundQos(Publisher):
             self.inflight.add(packet_id, delivery)
             delivery.is_committing = True
             if delivery.pending_message is not None:
-                self._services.records.record_sent(delivery)
+                self._services.delivery_records.record_sent(delivery)
             self._services.forwarder.defer_delivery(self, delivery)
             return True
         if connection.send_publish(
@@ -314,7 +314,7 @@ class OutboundQos(Publisher):
         """Free the memory and the pending message of a delivery that has ended."""
         self.buffered_bytes -= delivery.size
         if delivery.pending_message is not None:
-            self._services.records.delete_pending(delivery)
+            self._services.delivery_records.delete_pending(delivery)
 
     def _count_drop(self) -> None:
         self.dropped_count += 1
@@ -412,11 +412,11 @@ class OutboundQos(Publisher):
             # A client that has PUBREL is done with the id: PUBLISH must not be resent after it.
             delivery.is_released = True
             delivery.is_committing = True
-            self._services.records.record_pubrec(delivery)
-            self._services.records.notify_after_commit(self, packet.packet_id)
+            self._services.delivery_records.record_pubrec(delivery)
+            self._services.delivery_records.notify_after_commit(self, packet.packet_id)
         elif packet.kind == PUBREC or delivery.is_released:
             if delivery.persistent_id:
-                self._services.records.record_completed(delivery)
+                self._services.delivery_records.record_completed(delivery)
             self._complete(packet.packet_id, delivery)
         else:
             raise ProtocolViolation("a PUBCOMP arrived before the PUBREC of its delivery")

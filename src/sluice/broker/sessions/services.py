@@ -49,17 +49,19 @@ class DeliveryForwarder(Publisher):
 
 
 class SessionServices:
+    """The session store implements `delivery_records`, the commit forwarder `forwarder`."""
+
     def __init__(
         self,
         limits: Limits,
         turn: Turn,
         counters: Counters,
-        records: DeliveryRecords,
+        delivery_records: DeliveryRecords,
         forwarder: DeliveryForwarder,
     ) -> None:
         self.limits: Limits = limits
         self.turn: Turn = turn
         self.counters: Counters = counters
-        self.records: DeliveryRecords = records
+        self.delivery_records: DeliveryRecords = delivery_records
         self.forwarder: DeliveryForwarder = forwarder
         self.delivery_pool: DeliveryPool = DeliveryPool()

@@ -7,7 +7,7 @@ at start. An acknowledgement that promises durability leaves after the commit.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
@@ -25,11 +25,7 @@ from sluice.queues.log import (
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
-if TYPE_CHECKING:
-    pass
-
-
-# Key in a session record: filters whose retained messages are not all queued.
+# Key in a session record: filters whose retained messages are not all queued. Stored names stay.
 PENDING_RETAINED_KEY: Final = "owed_retained"
 # Size of the open frame above which publishers are paused.
 MAX_UNCOMMITTED_BYTES: Final = 8_388_608
@@ -124,8 +120,8 @@ class SessionStore(VolatileSessionStore):
 
     def store_session(self, session: Session) -> None:
         if session.persistent_id == 0:
-            session.persistent_id = int(self._state.next_session_id)
-            self._state.next_session_id += 1
+            session.persistent_id = int(self._state.next_persistent_id)
+            self._state.next_persistent_id += 1
         lookup = session.retained_lookup
         pending_filters = lookup.pending_filters()
         if lookup.is_running():

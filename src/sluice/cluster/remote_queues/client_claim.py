@@ -1,4 +1,4 @@
-"""Claims a client id at its own cell for a session that lives where its client is connected.
+"""Claims a client id at its home cell for a session that lives where its client is connected.
 
 A session that ends with its connection needs nothing of the cell of its client id but the id. So
 it lives in a cell of the node that the client has chosen, and claims the id with the CONNECT of a

@@ -19,13 +19,13 @@ class PendingPublish:
     def __init__(
         self,
         packet: Publish,
-        is_settlement: bool,
+        is_command: bool,
         epoch: int,
         split: SplitSettlement | None = None,
         deadline: float = 0.0,
     ) -> None:
         self.packet = packet
-        self.is_settlement = is_settlement
+        self.is_command = is_command
         self.epoch = epoch
         self.split = split
         self.deadline = deadline

@@ -62,13 +62,13 @@ class MqttSessionProxies(SessionProxies):
     # ---- requests of the session
 
     def publish(
-        self, cell: i64, packet: Publish, is_settlement: bool, connection: ConnectionPort
+        self, cell: i64, packet: Publish, is_command: bool, connection: ConnectionPort
     ) -> None:
         session = self.session
         if packet.qos > 0:
             session.inbound.expect_commit(packet)
         proxy = self._proxy_for(int(cell))
-        if packet.qos == 2 and not is_settlement:
+        if packet.qos == 2 and not is_command:
             self._cluster.forward_qos2(
                 session,
                 packet,
@@ -76,7 +76,7 @@ class MqttSessionProxies(SessionProxies):
             )
         else:
             session.inbound.defer_receipt(packet)
-            proxy.publish(packet, is_settlement, session.inbound.get_epoch())
+            proxy.publish(packet, is_command, session.inbound.get_epoch())
         if proxy.is_full() and connection.throttle():
             self._throttled_connections.append(connection)
 
@@ -128,19 +128,19 @@ class MqttSessionProxies(SessionProxies):
         return self.session.connection is not None
 
     def answer_publish(
-        self, packet: Publish, is_settlement: bool, epoch: int, reason: int, reason_string: str
+        self, packet: Publish, is_command: bool, epoch: int, reason: int, reason_string: str
     ) -> None:
         if packet.qos > 0:
-            self.session.inbound.ack_deferred(packet, is_settlement, epoch, reason, reason_string)
+            self.session.inbound.ack_deferred(packet, is_command, epoch, reason, reason_string)
         self.unthrottle_connections()
 
-    def refuse_timed_out(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
+    def refuse_timed_out(self, packet: Publish, is_command: bool, epoch: int) -> None:
         """Refuse a publish whose answer did not arrive in time."""
         session = self.session
         connection = session.connection
-        if session.version == V5 or not is_settlement:
+        if session.version == V5 or not is_command:
             session.inbound.ack_deferred(
-                packet, is_settlement, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE
+                packet, is_command, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE
             )
         elif connection is not None and session.inbound.get_epoch() == epoch:
             # MQTT 3.1.1 cannot refuse a settlement: without an answer the client repeats it.

@@ -189,7 +189,7 @@ class MqttSessionProxy(Port):
         others: list[PendingPublish] = []
         for sent in waiting:
             for part in self._split_settlement(sent):
-                if part.is_settlement and part.epoch < 0:
+                if part.is_command and part.epoch < 0:
                     self._backlog.append(part)
                 else:
                     others.append(part)
@@ -197,7 +197,7 @@ class MqttSessionProxy(Port):
         return others
 
     def _split_settlement(self, sent: PendingPublish) -> list[PendingPublish]:
-        if not sent.is_settlement or sent.epoch < 0:
+        if not sent.is_command or sent.epoch < 0:
             return [sent]
         late, rest = self._unsettled.split_by_connection(sent.packet)
         if not late:
@@ -253,20 +253,20 @@ class MqttSessionProxy(Port):
 
     # ---- requests of the session
 
-    def publish(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
+    def publish(self, packet: Publish, is_command: bool, epoch: int) -> None:
         if packet.expires_at:
             packet.expiry_seconds = max(0, int(packet.expires_at - self._proxies.now() + 0.999))
-        sent = PendingPublish(packet, is_settlement, epoch)
+        sent = PendingPublish(packet, is_command, epoch)
         if epoch >= 0 and packet.qos > 0:
             sent.deadline = self._proxies.answer_deadline()
             self._schedule_sweep()
-        if is_settlement and epoch >= 0 and self._deliveries:
+        if is_command and epoch >= 0 and self._deliveries:
             self._note_explicit_settlement(packet)
         if self._transport is None:
             self._backlog.append(sent)
             self.dial()
         else:
-            if is_settlement:
+            if is_command:
                 self._backlog.extend(self._split_settlement(sent))
             else:
                 self._backlog.append(sent)
@@ -474,7 +474,7 @@ class MqttSessionProxy(Port):
     def _on_ack(self, packet_id: int, reason: int, properties: Properties | None) -> None:
         sent = self._in_flight.pop(packet_id, None)
         if sent is not None:
-            if sent.is_settlement and reason < 0x80:
+            if sent.is_command and reason < 0x80:
                 self._unsettled.remove_settled(sent.packet)
             split = sent.split
             if sent.is_refused:
@@ -487,7 +487,7 @@ class MqttSessionProxy(Port):
                     )
             elif sent.epoch >= 0:
                 self._proxies.answer_publish(
-                    sent.packet, sent.is_settlement, sent.epoch, reason, _reason_string(properties)
+                    sent.packet, sent.is_command, sent.epoch, reason, _reason_string(properties)
                 )
         if self._is_reconnecting:
             self._reconnect_if_idle()
@@ -535,7 +535,7 @@ class MqttSessionProxy(Port):
         split = sent.split
         if split is None:
             sent.is_refused = True
-            self._proxies.refuse_timed_out(sent.packet, sent.is_settlement, sent.epoch)
+            self._proxies.refuse_timed_out(sent.packet, sent.is_command, sent.epoch)
         elif not split.is_refused:
             split.is_refused = True
             self._proxies.refuse_timed_out(split.original.packet, True, split.original.epoch)
@@ -569,7 +569,7 @@ class MqttSessionProxy(Port):
                 extra = b"\x02" + int(packet.expiry_seconds).to_bytes(4, "big")
             if packet.qos == 0 and sent.epoch >= 0:
                 write_publish(out, packet, packet.topic, 0, packet.retain, False, 0, extra, V5)
-                if sent.is_settlement:
+                if sent.is_command:
                     self._unsettled.remove_settled(packet)
                 continue
             packet_id = self._next_packet_id()

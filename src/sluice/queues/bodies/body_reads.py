@@ -181,7 +181,7 @@ def decode_message(data: bytes, codec: Codec) -> Message | None:
     message.expires = i64(read_i32_le(data, EXPIRES_OFFSET)) & 0xFFFF_FFFF
     message.priority = flags & PRIORITY_MASK
     if flags & DELAYED:
-        message.deliver_at = read_i64_le(data, TIME_OFFSET)
+        message.deliver_at_ms = read_i64_le(data, TIME_OFFSET)
     if flags & COMPRESSED:
         try:
             message.payload = codec.decompress(message.payload)

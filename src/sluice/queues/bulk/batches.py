@@ -95,10 +95,10 @@ class BatchAdmission:
     """
 
     def __init__(
-        self, compaction: KeyCompaction, queue: Queue, count: i64, max_partition_length: i64
+        self, key_compaction: KeyCompaction, queue: Queue, count: i64, max_partition_length: i64
     ) -> None:
         rules = queue.rules
-        self._compaction: KeyCompaction = compaction
+        self._key_compaction: KeyCompaction = key_compaction
         self._max_partition_length: i64 = max_partition_length
         self._queue: Queue = queue
         self._needed: i64 = count
@@ -140,7 +140,7 @@ class BatchAdmission:
         if before < 0:
             before = (
                 ABSENT
-                if self._compaction.find_last_message(self._queue, message.key) is None
+                if self._key_compaction.find_last_message(self._queue, message.key) is None
                 else STORED
             )
         after = WRITTEN
@@ -201,20 +201,22 @@ class BatchWriting:
         self,
         state: EngineState,
         appender: Appender,
-        compaction: KeyCompaction,
+        key_compaction: KeyCompaction,
         dead_letters: DeadLetters,
         publishing: Publishing,
     ) -> None:
         self._state: EngineState = state
         self._appender: Appender = appender
-        self._compaction: KeyCompaction = compaction
+        self._key_compaction: KeyCompaction = key_compaction
         self._dead_letters: DeadLetters = dead_letters
         self._publishing: Publishing = publishing
         self.fences: BatchFences = BatchFences()
 
     def begin(self, queue: Queue, count: i64) -> BatchAdmission:
         """Return the check of a batch of `count` messages."""
-        return BatchAdmission(self._compaction, queue, count, self._publishing.max_partition_length)
+        return BatchAdmission(
+            self._key_compaction, queue, count, self._publishing.max_partition_length
+        )
 
     def append_range(self, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:
         """Append messages `start` to `end` of a batch; return how many the queue stored.
@@ -243,18 +245,18 @@ class BatchWriting:
         """
         rules = queue.rules
         if queue.depth < rules.max_depth or (
-            rules.is_compacted and not self._compaction.adds_key(queue, message)
+            rules.is_compacted and not self._key_compaction.adds_key(queue, message)
         ):
             return True
         if rules.overflow == DROP_OLDEST:
             self._publishing.drop_oldest(queue)
         elif rules.overflow == DEAD_LETTER:
-            return not self._dead_letters.write_rejected(queue, message, "overflow")
+            return not self._dead_letters.write_refused(queue, message, "overflow")
         return True
 
     def _append(self, queue: Queue, message: Message) -> bool:
         if queue.rules.is_compacted:
-            self._compaction.store(queue, message)
+            self._key_compaction.store(queue, message)
         elif self._publishing.max_partition_length:
             return self._publishing.append_within_limit(queue, message, True)
         else:

@@ -173,7 +173,7 @@ class BulkProgress:
     def start_tracking(self, cursor: Cursor, start: i64) -> None:
         """Start tracking for a reader that starts at `start`."""
         # Earlier settlements are not lost ranges.
-        self._state.flush_settlements()
+        self._state.write_settlements()
         self._write_note(cursor, start, start)
         cursor.lost_ranges = LostRanges(start)
 

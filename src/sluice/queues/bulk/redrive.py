@@ -16,12 +16,12 @@ class Redrive:
         state: EngineState,
         removal: Removal,
         appender: Appender,
-        compaction: KeyCompaction,
+        key_compaction: KeyCompaction,
     ) -> None:
         self._state: EngineState = state
         self._removal: Removal = removal
         self._appender: Appender = appender
-        self._compaction: KeyCompaction = compaction
+        self._key_compaction: KeyCompaction = key_compaction
 
     def redrive(
         self, partition: Partition, seq: i64, dead_letter: Message, to_all_groups: bool
@@ -104,7 +104,7 @@ class Redrive:
         )
         if queue.rules.is_compacted:
             # It becomes the last value of its key again, for all groups.
-            self._compaction.store(queue, message)
+            self._key_compaction.store(queue, message)
         elif partition_number >= 0 and partition_number < len(queue.partitions):
             target_partition = queue.partitions[partition_number]
             self._appender.append_to_partition(
@@ -121,7 +121,7 @@ def _history_of_dead_letter(
     """Return the history of a dead letter, from its history header or from others."""
     events = history.events_from_headers(dead_letter)
     if not events:
-        died_at = float(dead_letter.enqueued_at) / 1000.0
+        died_at = float(dead_letter.enqueued_at_ms) / 1000.0
         group = headers.get("original-group", "")
         events.append(
             history.HistoryEvent(

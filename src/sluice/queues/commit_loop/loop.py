@@ -7,7 +7,7 @@ compacts segments. It knows nothing about sockets or MQTT.
 
     Turn.flush ─▶ end_turn ─▶ Engine.end_turn (dispatch), reads, submit_frame ─▶ Store.commit …
     … _on_committed ─▶ Publishing.on_frame_committed (PUBACKs), Dispatch.on_frame_committed
-                    ─▶ end_turn ─▶ on_flush
+                    ─▶ end_turn ─▶ flush_output
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sluice.store.protocol import RecoveryReport, Store
 class CommitLoop(Committer):
     """Commit frames, run timers and reads.
 
-    `on_flush` is called when the engine has finished its current work: bytes that consumers and
-    publishers have written can leave. `report` receives alerts and warnings. `call_later` and
+    `flush_output` writes what consumers and publishers have collected in this turn, at the end of
+    turns that no packet began. `report` receives alerts and warnings. `call_later` and
     `call_soon` belong to the event loop. `settlement_delay_seconds` is how long settlements alone
     wait for a more urgent record to share a frame with: a frame of their own costs as much as a
     full one. With `call_soon`, a frame that directly follows another one waits until the event loop
@@ -48,7 +48,7 @@ class CommitLoop(Committer):
         store: Store,
         clock: Clock,
         call_later: Callable[[float, Callable[[], None]], Any],
-        on_flush: Callable[[], None],
+        flush_output: Callable[[], None],
         report: Callable[[list[Alert], list[str]], None],
         settlement_delay_seconds: float = 0.0,
         call_soon: Callable[[Callable[[], None]], Any] | None = None,
@@ -58,14 +58,14 @@ class CommitLoop(Committer):
         self._store = store
         self._clock = clock
         self._call_later = call_later
-        self._on_flush = on_flush
+        self._flush_output = flush_output
         self._report = report
         self._settlement_delay_seconds = settlement_delay_seconds
         self._call_soon = call_soon
         self._random_bytes = random_bytes
         # A frame was just committed: records caused by its acknowledgements go into the next frame.
         self._is_coalescing: bool = False
-        self._coalesce_callback: Callable[[], None] = self._coalesced
+        self._coalesce_callback: Callable[[], None] = self._end_coalescing
         self._settlement_timer: Any = None
         self._frame_in_commit: Frame | None = None
         self._wake_timer: Any = None
@@ -75,8 +75,8 @@ class CommitLoop(Committer):
         self._is_frame_held: bool = False  # the open frame is not complete yet: see `hold_frame`
         self._open_frame_from: int = 0  # address of the open frame
         # Callbacks that wait for a commit: of the frame in commit, and of the open frame.
-        self._commit_waiters: list[Callable[[], None]] = []
-        self._next_commit_waiters: list[Callable[[], None]] = []
+        self._commit_callbacks: list[Callable[[], None]] = []
+        self._next_commit_callbacks: list[Callable[[], None]] = []
         # Records at or above this address are not in the store yet; reads of them wait.
         self._uncommitted_from: int = 0
         self._deferred_reads: list[tuple[list[int], Callable[[list[bytes | None]], None]]] = []
@@ -200,7 +200,7 @@ class CommitLoop(Committer):
         ):
             if (
                 self._settlement_delay_seconds
-                and not self._next_commit_waiters
+                and not self._next_commit_callbacks
                 and not engine.frame_builder.is_urgent()
             ):
                 if self._settlement_timer is None:
@@ -210,7 +210,7 @@ class CommitLoop(Committer):
             else:
                 self.submit_frame()
 
-    def _coalesced(self) -> None:
+    def _end_coalescing(self) -> None:
         self._is_coalescing = False
         if not self._is_closed:
             self._read_and_commit()
@@ -234,8 +234,8 @@ class CommitLoop(Committer):
         """Close the open frame and submit it to the store; `can_submit_frame` must be true."""
         frame = self._close_frame()
         self._frame_in_commit = frame
-        self._commit_waiters = self._next_commit_waiters
-        self._next_commit_waiters = []
+        self._commit_callbacks = self._next_commit_callbacks
+        self._next_commit_callbacks = []
         if frame.count:
             self._commit(frame)
             for listener in self._listeners:
@@ -279,8 +279,8 @@ class CommitLoop(Committer):
             return
         self._frame_in_commit = None
         self._on_committed_to(self._open_frame_from)
-        waiters = self._commit_waiters
-        self._commit_waiters = []
+        callbacks = self._commit_callbacks
+        self._commit_callbacks = []
         self.begin_turn()
         engine = self.engine
         if self._call_soon is not None and engine.frame_builder.has_pending():
@@ -293,9 +293,9 @@ class CommitLoop(Committer):
         for listener in self._listeners:
             listener.on_frame_committed(frame)
         self.end_turn()
-        for callback in waiters:
+        for callback in callbacks:
             callback()
-        self._on_flush()
+        self._flush_output()
 
     def _on_reads_done(self, reads: list[BodyRead], records: list[bytes | None]) -> None:
         """Pass the records to all body reads of one turn, which the store answers together."""
@@ -308,7 +308,7 @@ class CommitLoop(Committer):
             self.engine.on_read_done(read, records[at:end])
             at = end
         self.end_turn()
-        self._on_flush()
+        self._flush_output()
 
     def _on_owner_reads_done(self, reads: list[OwnerRead], records: list[bytes | None]) -> None:
         """Pass the records to the reads of exclusive queues."""
@@ -321,7 +321,7 @@ class CommitLoop(Committer):
             self.engine.on_owner_read_done(read, records[at:end])
             at = end
         self.end_turn()
-        self._on_flush()
+        self._flush_output()
 
     # ---- time
 
@@ -341,7 +341,7 @@ class CommitLoop(Committer):
         self.engine.tick(self._clock())
         self.end_turn()
         self.housekeeping.on_tick()
-        self._on_flush()
+        self._flush_output()
 
     # ---- reads
 
@@ -370,10 +370,10 @@ class CommitLoop(Committer):
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call `callback` once everything that the engine has decided so far is committed."""
         if self.engine.frame_builder.has_pending():
-            self._next_commit_waiters.append(callback)
+            self._next_commit_callbacks.append(callback)
             self._read_and_commit()
         elif self._frame_in_commit is not None:
-            self._commit_waiters.append(callback)
+            self._commit_callbacks.append(callback)
         else:
             callback()
 

@@ -183,7 +183,7 @@ class ExclusiveQueues(Owners):
                 message = Message(payload, props, key)
                 message.expires = expires
                 message.headers = headers
-                message.enqueued_at = now_ms
+                message.enqueued_at_ms = now_ms
                 self._cache_body(subscriber, seq, message)
         return owner_index << SLOT_BITS | slot
 

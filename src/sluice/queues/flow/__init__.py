@@ -38,13 +38,14 @@ from sluice.queues.flow.delivery import (
     write_pause,
     write_retry,
 )
+from sluice.queues.flow.delivery.pending_dead_letters import PendingDeadLetters
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.key_compaction import KeyCompaction, check_message
 from sluice.queues.flow.lifecycle import Lifecycle, write_gates
-from sluice.queues.flow.pending_dead_letters import PendingDeadLetters
 from sluice.queues.flow.publishing import Publishing, free_length
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 
 __all__ = [
     "REASONS",

@@ -1,4 +1,4 @@
-"""Appender: write new messages into their partitions, and admit them after their commit.
+"""Appender: write new messages into their partitions, and make them visible after their commit.
 
 It checks no limits and no duplicates (`publishing`), and knows nothing about keys of compacted
 queues (`key_compaction`).
@@ -20,7 +20,7 @@ from sluice.message import (
     encoded_fields_size,
 )
 from sluice.queues.bodies import BodyCache
-from sluice.queues.flow.schedule import Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import Frame, NoteWriter, notes
 from sluice.queues.model import EngineState, Partition, Queue
 from sluice.queues.ports import Codec
@@ -61,16 +61,16 @@ class Appender:
         if queue.strategy_fault:
             self._report_strategy_fault(queue)
         now_ms: i64 = int(state.now * 1000.0)
-        message.enqueued_at = now_ms
+        message.enqueued_at_ms = now_ms
         flags |= message.priority & PRIORITY_MASK
         record_time_ms = now_ms
         due_at = state.now
-        if message.deliver_at > now_ms:
+        if message.deliver_at_ms > now_ms:
             flags |= DELAYED
             partition.has_delayed = True
             if message.id:
                 queue.index_delayed(message.id, partition, partition.next_seq)
-            record_time_ms = message.deliver_at
+            record_time_ms = message.deliver_at_ms
             due_at = float(record_time_ms) / 1000.0
         expires = message.expires
         if rules.message_ttl > 0.0:
@@ -141,8 +141,8 @@ class Appender:
 
     # ---- frames
 
-    def admit_after_commit(self, partition: Partition, seq: i64) -> None:
-        """Admit a message that a command has rescheduled before its frame is committed."""
+    def offer_after_commit(self, partition: Partition, seq: i64) -> None:
+        """Offer a message after its commit: a command has rescheduled it before."""
         if partition.address(seq) < self._state.frame_builder.base_address():
             self._out_of_order_committing.append((partition, int(seq), 0.0))
         else:
@@ -159,10 +159,10 @@ class Appender:
             committed = self._out_of_order_committing
             self._out_of_order_committing = []
             for partition, seq, due_at in committed:
-                self._admit_out_of_order(partition, seq, due_at)
+                self._offer_out_of_order(partition, seq, due_at)
 
-    def _admit_out_of_order(self, partition: Partition, seq: i64, due_at: float) -> None:
-        """Admit a message to out-of-order delivery: it has a delay (`due_at`) or a priority."""
+    def _offer_out_of_order(self, partition: Partition, seq: i64, due_at: float) -> None:
+        """Let the groups choose a message that their scan skips: it has a delay or a priority."""
         if not partition.holds(seq):
             return
         if partition.rescheduled:
@@ -170,4 +170,4 @@ class Appender:
         if due_at > self._state.now:
             self._timers.schedule_delayed(partition, seq, due_at)
         else:
-            partition.admit_if_out_of_order(seq)
+            partition.choose_if_out_of_order(seq)

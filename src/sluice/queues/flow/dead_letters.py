@@ -62,13 +62,13 @@ class DeadLetters:
         self,
         state: EngineState,
         lifecycle: Lifecycle,
-        compaction: KeyCompaction,
+        key_compaction: KeyCompaction,
         appender: Appender,
         read_content_type: Callable[[bytes], str],
     ) -> None:
         self._state: EngineState = state
         self._lifecycle: Lifecycle = lifecycle
-        self._compaction: KeyCompaction = compaction
+        self._key_compaction: KeyCompaction = key_compaction
         self._appender: Appender = appender
         self._read_content_type = read_content_type
 
@@ -108,7 +108,7 @@ class DeadLetters:
         )
         self._enqueue_dead_letter(queue, message, group_name, "expired", headers)
 
-    def write_rejected(
+    def write_refused(
         self, queue: Queue, message: Message, reason: str, description: str = ""
     ) -> bool:
         """Write the dead letter of a message that `queue` cannot store.
@@ -122,7 +122,7 @@ class DeadLetters:
         except QueueError as error:
             self._state.warn(f"message refused: {_explain_missing_dlq(queue, reason, error)}")
             return False
-        message.enqueued_at = int(self._state.now * 1000.0)
+        message.enqueued_at_ms = int(self._state.now * 1000.0)
         headers = self._build_headers(queue, None, 0, message, reason, description)
         self._count_dead(queue, headers["dead-reason"], None)
         self._store_dead_letter(queue, dlq, message, "", reason, headers)
@@ -142,7 +142,7 @@ class DeadLetters:
         if not events:
             events.append(
                 history.HistoryEvent(
-                    float(message.enqueued_at) / 1000.0, history.ENQUEUED, "", "", 0, ""
+                    float(message.enqueued_at_ms) / 1000.0, history.ENQUEUED, "", "", 0, ""
                 )
             )
         attempt: i64 = 0
@@ -175,7 +175,7 @@ class DeadLetters:
             "original-queue": queue.name,
             "original-topic": topic,
             "original-message-id": message_id.decode("utf-8", "replace"),
-            "original-enqueued-at": format_iso_time(float(message.enqueued_at) / 1000.0),
+            "original-enqueued-at": format_iso_time(float(message.enqueued_at_ms) / 1000.0),
             "dead-reason": REJECTED if reason == UNACCEPTABLE else reason,
             "dead-description": description,
             "dead-at": now,
@@ -225,9 +225,9 @@ class DeadLetters:
         note = NoteWriter(notes.DEAD_LETTERED)
         note.write_int(queue.qid)
         note.write_text(dead_reason)
-        if lease is not None and lease.died_in_delivery:
+        if lease is not None and lease.ended_by_dead_letter:
             note.write_int(lease.cursor.group.gid)
-            note.write_int(1 if lease.died_of_nack else 0)
+            note.write_int(1 if lease.dead_after_nack else 0)
             note.write_int(1 if lease.attempt > 1 else 0)
         self._state.frame_builder.add_note(note, self._state.now_ms(), False)
 
@@ -246,7 +246,7 @@ class DeadLetters:
             encode_header(name, value) for name, value in headers.items() if value
         )
         if dlq.rules.is_compacted:
-            self._compaction.store(dlq, dead_letter, may_delete=False)
+            self._key_compaction.store(dlq, dead_letter, may_delete=False)
         else:
             self._appender.append(dlq, dead_letter, 0)
         webhook = queue.rules.alert_webhook

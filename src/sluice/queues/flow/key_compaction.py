@@ -20,8 +20,8 @@ from mypy_extensions import i64
 from sluice.errors import InvalidQueueConfig, MissingKey
 from sluice.message import TOMBSTONE, Message
 from sluice.queues.flow.appender import Appender
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.schedule import DispatchSchedule
 from sluice.queues.log import PURGED
 from sluice.queues.model import (
     LEASED,
@@ -45,7 +45,7 @@ def check_message(queue: Queue, message: Message) -> None:
         if not message.topic:
             raise MissingKey(queue.name)
         message.key = message.topic
-    if message.deliver_at or message.priority:
+    if message.deliver_at_ms or message.priority:
         raise InvalidQueueConfig(
             f"queue {queue.name!r} is compacted, and has neither delays nor priorities",
             "Leave delay, deliver-at and priority out, or use a work queue",
@@ -56,12 +56,12 @@ class KeyCompaction:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         removal: Removal,
         appender: Appender,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._removal: Removal = removal
         self._appender: Appender = appender
 
@@ -99,10 +99,10 @@ class KeyCompaction:
             if not cursor.is_settled(seq) and partition.is_for_group(seq, cursor.group.gid):
                 lease = cursor.leases.get(int(seq))
                 if lease is not None and lease.state == LEASED:
-                    self._schedule.revoke(lease)
-                self._removal.end_active(cursor, seq, lease)
+                    self._dispatch_schedule.revoke(lease)
+                self._removal.withdraw(cursor, seq, lease)
                 _settle_replaced(cursor, seq)
-                self._schedule.on_settled(cursor)
+                self._dispatch_schedule.on_settled(cursor)
         self._removal.delete_message(partition, seq)
 
     # ---- the last message of each key

@@ -22,8 +22,9 @@ from sluice.errors import (
 )
 from sluice.message import TOMBSTONE
 from sluice.queues.bodies import BodyCache
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import PURGED, NoteWriter, notes
 from sluice.queues.model import (
     LEASED,
@@ -55,14 +56,14 @@ class Lifecycle:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
         removal: Removal,
         body_cache: BodyCache,
         rules_for: Callable[[str], tuple[QueueRules, str]],
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
         self._removal: Removal = removal
         self._body_cache: BodyCache = body_cache
@@ -196,7 +197,7 @@ class Lifecycle:
                 f"queue {queue.name!r} has {count} partitions, and {wanted} would be fewer",
                 "Raise partitions, or create a new queue: messages cannot change their partition",
             )
-        self._state.flush_settlements()
+        self._state.write_settlements()
         if wanted > count:
             queue.partition_gates.append(
                 PartitionGate([int(partition.next_seq) for partition in queue.partitions])
@@ -218,10 +219,10 @@ class Lifecycle:
                 # Otherwise the next delivery would rely on a wake-up set for the old timeout.
                 queue.deadline_check_at = 0.0
         for group in queue.groups.values():
-            self._schedule.update_admission(group)
-            self._schedule.rebalance(group)
+            self._dispatch_schedule.update_admission(group)
+            self._dispatch_schedule.rebalance(group)
             for consumer in group.consumers:
-                self._schedule.add(consumer)
+                self._dispatch_schedule.add(consumer)
 
     def set_rules(self, queue: Queue, rules: QueueRules, config: str) -> None:
         """Set new rules and apply their retention to messages without pending groups."""
@@ -276,8 +277,8 @@ class Lifecycle:
     def _revoke_leases(self, cursor: Cursor) -> None:
         for lease in list(cursor.leases.values()):
             if lease.state == LEASED:
-                self._schedule.revoke(lease)
-            cursor.end_lease(lease, REVOKE)
+                self._dispatch_schedule.revoke(lease)
+            cursor.remove_lease(lease, REVOKE)
 
     # ---- groups
 
@@ -293,7 +294,7 @@ class Lifecycle:
             return existing
         if start_sequences is None:
             start_sequences = [int(partition.first_live(0)) for partition in queue.partitions]
-        self._state.flush_settlements()
+        self._state.write_settlements()
         group = self.add_group(queue, self._state.next_gid, name, start_sequences)
         note = NoteWriter(notes.GROUP_CREATED)
         note.write_int(queue.qid)
@@ -331,7 +332,7 @@ class Lifecycle:
 
     def delete_group(self, group: Group) -> None:
         """Delete a group and the messages that only this group had not settled."""
-        self._state.flush_settlements()
+        self._state.write_settlements()
         note = NoteWriter(notes.GROUP_DELETED)
         note.write_int(group.gid)
         self._state.frame_builder.add_note(note, self._state.now_ms(), True)
@@ -390,11 +391,11 @@ class Lifecycle:
             and not cursor.is_settled(seq)
             and partition.remove_pending_group(seq)
         ):
-            self._removal.on_settled_by_all(partition, seq, partition.retains_settled(seq))
+            self._removal.on_settled_by_all(partition, seq, partition.stays_when_settled(seq))
 
     def seek_group(self, group: Group, start_sequences: list[int]) -> None:
         """Move a group back to stored messages, or forward; skipped ones count as purged."""
-        self._state.flush_settlements()
+        self._state.write_settlements()
         note = NoteWriter(notes.GROUP_SEEK)
         note.write_int(group.gid)
         for start_sequence in start_sequences:
@@ -403,7 +404,7 @@ class Lifecycle:
         self.set_group_positions(group, start_sequences)
         self._schedule_expiries(group.queue)
         for cursor in group.cursors:
-            self._schedule.add_cursor(cursor)
+            self._dispatch_schedule.add_cursor(cursor)
 
     def set_group_positions(self, group: Group, start_sequences: list[int]) -> None:
         for cursor, start_sequence in zip(group.cursors, start_sequences, strict=True):
@@ -427,11 +428,11 @@ class Lifecycle:
                     other_groups_seqs.append(int(seq))
             elif seq < start_sequence and not was_settled:
                 is_last = partition.remove_pending_group(seq)
-                is_retained = partition.retains_settled(seq)
-                is_readable = is_compacted and (is_retained or not is_last)
+                stays_stored = partition.stays_when_settled(seq)
+                is_readable = is_compacted and (stays_stored or not is_last)
                 cursor.count_outcome(seq, PURGED, is_readable)
                 if is_last:
-                    self._removal.on_settled_by_all(partition, seq, is_retained)
+                    self._removal.on_settled_by_all(partition, seq, stays_stored)
             elif seq >= start_sequence:
                 if was_settled:
                     partition.add_pending_group(seq)
@@ -478,4 +479,4 @@ def _attach_cursor(cursor: Cursor) -> None:
     partition.cursors.append(cursor)
     if is_first:
         # Messages waited for a first group until now: those before its start count as settled.
-        partition.uncount_retained(cursor.low_watermark)
+        partition.uncount_without_groups(cursor.low_watermark)

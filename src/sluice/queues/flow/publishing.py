@@ -1,4 +1,4 @@
-"""Publishing: admit messages to their queue, or refuse them.
+"""Publishing: accept messages for their queue, or refuse them.
 
 It checks size, duplicates and limits, makes space by the overflow policy of a full queue, and
 notifies publishers of the commit.
@@ -24,13 +24,13 @@ class Publishing:
         self,
         state: EngineState,
         appender: Appender,
-        compaction: KeyCompaction,
+        key_compaction: KeyCompaction,
         removal: Removal,
         dead_letters: DeadLetters,
     ) -> None:
         self._state: EngineState = state
         self._appender: Appender = appender
-        self._compaction: KeyCompaction = compaction
+        self._key_compaction: KeyCompaction = key_compaction
         self._removal: Removal = removal
         self._dead_letters: DeadLetters = dead_letters
         # Limit of one partition's length, from its oldest message on; 0: no limit.
@@ -53,7 +53,7 @@ class Publishing:
     def publish(
         self, queue: Queue, message: Message, publisher: Publisher | None, tag: i64
     ) -> None:
-        """Add a message to the open frame; the publisher is notified of its commit."""
+        """Add a message to the open frame; the publisher is notified of its commit, with `tag`."""
         state = self._state
         rules = queue.rules
         size: i64 = len(message.payload)
@@ -63,8 +63,8 @@ class Publishing:
         if size > rules.max_message_size:
             queue.refused += 1
             raise MessageTooLarge(queue.name, int(size), int(rules.max_message_size))
-        dedup_id = message.dedup_key() if message.id else b""
-        if dedup_id and queue.is_duplicate(dedup_id, state.now):
+        dedup_key = message.dedup_key() if message.id else b""
+        if dedup_key and queue.is_duplicate(dedup_key, state.now):
             queue.duplicates += 1
         else:
             if rules.is_compacted:
@@ -74,8 +74,8 @@ class Publishing:
                     self.append_within_limit(queue, message)
                 else:
                     self._appender.append(queue, message, 0)
-            if dedup_id:
-                queue.remember_id(dedup_id, state.now)
+            if dedup_key:
+                queue.remember_id(dedup_key, state.now)
         if publisher is not None:
             state.frame_builder.add_commit_waiter(publisher, tag)
 
@@ -87,17 +87,17 @@ class Publishing:
             or queue.depth < queue.rules.max_depth
             or self._apply_overflow_policy(queue, message)
         ):
-            self._compaction.store(queue, message)
+            self._key_compaction.store(queue, message)
 
     def on_frame_committed(self, frame: Frame) -> None:
         """Notify the publishers of the messages of a frame."""
-        runs = frame.tag_starts
+        starts = frame.tag_starts
         last: i64 = len(frame.publishers) - 1
-        nth_run: i64 = 0
-        while nth_run <= last:
-            end: i64 = runs[nth_run + 1] if nth_run < last else i64(len(frame.tags))
-            frame.publishers[nth_run].on_committed_many(frame.tags, runs[nth_run], end)
-            nth_run += 1
+        nth: i64 = 0
+        while nth <= last:
+            end: i64 = starts[nth + 1] if nth < last else i64(len(frame.tags))
+            frame.publishers[nth].on_committed_many(frame.tags, starts[nth], end)
+            nth += 1
 
     # ---- overflow
 
@@ -106,15 +106,13 @@ class Publishing:
 
         Return whether the message can be stored; False: it was dead-lettered.
         """
-        if queue.rules.is_compacted and not self._compaction.adds_key(queue, message):
+        if queue.rules.is_compacted and not self._key_compaction.adds_key(queue, message):
             return True
         policy = queue.rules.overflow
         if policy == DROP_OLDEST:
             if self.drop_oldest(queue):
                 return True
-        elif policy == DEAD_LETTER and self._dead_letters.write_rejected(
-            queue, message, "overflow"
-        ):
+        elif policy == DEAD_LETTER and self._dead_letters.write_refused(queue, message, "overflow"):
             return False
         queue.refused += 1
         raise QueueFull(queue.name, int(queue.depth), queue.rules.is_compacted)
@@ -131,7 +129,7 @@ class Publishing:
         key_hash = queue.key_hash(message.key)
         partition = queue.choose_partition(message.key, key_hash)
         if not self._shorten_partition(partition):
-            if queue.rules.overflow == DEAD_LETTER and self._dead_letters.write_rejected(
+            if queue.rules.overflow == DEAD_LETTER and self._dead_letters.write_refused(
                 queue, message, "overflow"
             ):
                 return False
@@ -146,14 +144,14 @@ class Publishing:
     def _shorten_partition(self, partition: Partition) -> bool:
         """Shorten a partition below its limit; return whether that succeeded.
 
-        The length includes settled messages between live ones. Messages that are only retained are
-        deleted first; for messages that a group has still to settle, the overflow policy of the
-        queue decides.
+        The length includes settled messages between live ones. Messages that are stored for the
+        retention alone are deleted first; for messages that a group has still to settle, the
+        overflow policy of the queue decides.
         """
         seq = partition.first_live(0)
         while partition.next_seq - seq >= self.max_partition_length:
             if not partition.is_in_depth(seq):
-                self._removal.remove_unclaimed(partition, seq)
+                self._removal.remove_without_groups(partition, seq)
             elif partition.queue.rules.overflow == DROP_OLDEST and partition.is_unleased(seq):
                 self._removal.remove_for_all_groups(partition, seq, PURGED)
             else:
@@ -162,7 +160,7 @@ class Publishing:
         return True
 
     def drop_oldest(self, queue: Queue) -> bool:
-        """Remove the oldest message without a lease; return False if there is none."""
+        """Remove the oldest message that is not leased; return False if there is none."""
         oldest: Partition | None = None
         found: i64 = 0
         found_time: i64 = 0
@@ -191,7 +189,7 @@ def free_length(partition: Partition, max_length: i64, wanted: i64) -> i64:
 
 
 def _oldest_idle(partition: Partition) -> i64:
-    """Return the first message that counts in the depth and has no lease; -1 if there is none."""
+    """Return the first message that counts in the depth and is not leased; -1 if there is none."""
     seq = partition.first_live(0)
     while seq < partition.next_seq:
         if partition.is_in_depth(seq) and partition.is_unleased(seq):

@@ -6,7 +6,7 @@ started after the message (both wait for a new group, and count in the depth), o
 kept for its retention (and does not count). A compacted queue keeps settled messages until they are
 replaced, and counts all of them.
 
-Commands and recovery both call `settle_message` and `delete_message`.
+Commands and recovery both call `apply_settlement` and `delete_message`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from sluice.queues.bodies import BodyCache
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import ACKED, PURGED
 from sluice.queues.model import (
     LEASED,
@@ -32,12 +33,12 @@ class Removal:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
         body_cache: BodyCache,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
         self._body_cache: BodyCache = body_cache
         # Sequences removed from compacted queues, by partition, for a store that shows them; None
@@ -46,22 +47,22 @@ class Removal:
 
     # ---- one group, one message
 
-    def settle_message(self, cursor: Cursor, seq: i64, outcome: i64) -> None:
-        """Settle `seq` for one group; the last group deletes the message."""
+    def apply_settlement(self, cursor: Cursor, seq: i64, outcome: i64) -> None:
+        """Apply a settlement to the state: of one group; the last group deletes the message."""
         partition = cursor.partition
         is_last = partition.remove_pending_group(seq)
-        is_retained = partition.retains_settled(seq)
-        is_stored = is_retained or not is_last
+        stays_stored = partition.stays_when_settled(seq)
+        is_stored = stays_stored or not is_last
         # A compacted queue keeps an acknowledged message until a newer value replaces it.
         is_readable = is_stored and outcome == ACKED and partition.queue.rules.is_compacted
         cursor.count_outcome(seq, outcome, is_readable)
         cursor.mark_settled(seq, is_stored)
         if is_last:
-            self.on_settled_by_all(partition, seq, is_retained)
+            self.on_settled_by_all(partition, seq, stays_stored)
 
-    def on_settled_by_all(self, partition: Partition, seq: i64, is_retained: bool) -> None:
-        """Delete a message that no group has to settle, or keep it if `is_retained`."""
-        if is_retained:
+    def on_settled_by_all(self, partition: Partition, seq: i64, stays_stored: bool) -> None:
+        """Delete a message that all groups have settled, unless it stays stored."""
+        if stays_stored:
             self._timers.schedule_retention(partition)
         else:
             self.delete_message(partition, seq)
@@ -84,26 +85,26 @@ class Removal:
                 self.removed_from_compacted.setdefault(int(partition.pid), []).append(int(seq))
 
     def settle_unleased(self, cursor: Cursor, seq: i64, outcome: i64, lease: Lease | None) -> None:
-        """Settle a message for a group whose consumers hold no lease of it."""
-        self.end_active(cursor, seq, lease)
+        """Settle a message that is not leased; `lease` is there if it was leased before."""
+        self.withdraw(cursor, seq, lease)
         cursor.log_settlement(seq, outcome, self._state.frame_builder)
-        self.settle_message(cursor, seq, outcome)
-        self._schedule.on_settled(cursor)
+        self.apply_settlement(cursor, seq, outcome)
+        self._dispatch_schedule.on_settled(cursor)
 
-    def end_active(self, cursor: Cursor, seq: i64, lease: Lease | None) -> None:
-        """Withdraw a message from a group, with its lease if it has one."""
+    def withdraw(self, cursor: Cursor, seq: i64, lease: Lease | None) -> None:
+        """Take a message that is not leased back from a group, with its lease object if any."""
         if cursor.prefetched_bodies:
             self._body_cache.take_prefetched(cursor, int(seq))
         if lease is None:
             cursor.withdraw(seq)
         else:
-            cursor.end_active(lease)
-            cursor.end_lease(lease, SETTLE)
+            cursor.deactivate(lease)
+            cursor.remove_lease(lease, SETTLE)
 
     # ---- all groups
 
     def remove_for_all_groups(self, partition: Partition, seq: i64, outcome: i64) -> bool:
-        """Settle a message for each group without a lease of it; return whether it is deleted."""
+        """Settle a message for each group that does not lease it; return whether it is deleted."""
         is_leased = False
         for cursor in partition.cursors:
             if not partition.holds(seq):
@@ -118,16 +119,16 @@ class Removal:
         if is_leased:
             return False
         if partition.holds(seq):
-            self.remove_unclaimed(partition, seq)
+            self.remove_without_groups(partition, seq)
         return True
 
-    def remove_unclaimed(self, partition: Partition, seq: i64) -> None:
+    def remove_without_groups(self, partition: Partition, seq: i64) -> None:
         """Delete a message that no group has to settle, and log that no group asked for it."""
         self._state.frame_builder.add_removal(partition, seq)
         self.delete_message(partition, seq)
 
     def purge_queue(self, queue: Queue) -> int:
-        """Remove all messages without a lease; return their number."""
+        """Remove all messages that are not leased; return their number."""
         before = queue.depth
         for partition in queue.partitions:
             self.purge_range(partition, 0, partition.next_seq, partition.live_count)

@@ -1,4 +1,4 @@
-"""Retention: remove messages whose time is over, expired ones and settled ones that were kept."""
+"""Retention: remove messages whose time is over: expired ones, and settled ones after a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.message import Message
 from sluice.queues.bodies import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.schedule import Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import DEAD, EXPIRED
 from sluice.queues.model import LEASED, Cursor, EngineState, Partition
 
@@ -75,11 +75,11 @@ class Retention:
 
     # ---- settled messages
 
-    def sweep_retained(self, partition: Partition) -> None:
+    def sweep_retention(self, partition: Partition) -> None:
         """Delete settled messages whose retention is over."""
         retention = partition.queue.rules.retention
         if partition.cursors and retention > 0.0:
             before_ms: i64 = int((self._state.now - retention) * 1000.0)
             for seq in partition.find_settled_before(before_ms):
-                self._removal.remove_unclaimed(partition, seq)
+                self._removal.remove_without_groups(partition, seq)
         self._timers.schedule_retention(partition)

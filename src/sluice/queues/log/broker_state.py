@@ -33,7 +33,7 @@ from sluice.queues.log.notes import (
     NoteWriter,
 )
 from sluice.queues.log.segment_usage import SegmentUsage
-from sluice.store.protocol import Record, read_record
+from sluice.store.protocol import HEADER_BYTES, Record, read_record
 
 # Partition ids that no queue has: those of owners (see `compacted/exclusive.py`), and from
 # FIRST_STATE_PID on those of broker state.
@@ -81,7 +81,7 @@ class BrokerState(NoteSource):
         self._next_seq: i64 = 1
         # Alternating: pending message, session; since the last frame.
         self._delivered: list[int] = []
-        self.next_session_id: i64 = 1
+        self.next_persistent_id: i64 = 1
         self.dedup: CrossNodeDedup = CrossNodeDedup(frame_builder)
         self.received_qos2: dict[int, set[int]] = {}  # unreleased QoS 2 by session
         # Outgoing QoS 2 by session: packet id to pending message, 0 after its PUBREC.
@@ -110,7 +110,7 @@ class BrokerState(NoteSource):
         seq = self._next_seq
         self._next_seq += 1
         address = self.frame_builder.add_state_record(pid, seq, 0, now_ms, body)
-        entry = StateEntry(pid, seq, address, 40 + len(body))
+        entry = StateEntry(pid, seq, address, HEADER_BYTES + len(body))
         self._segments.add(address, entry.size)
         if old is not None:
             self._segments.drop(old.address, old.size)
@@ -137,21 +137,21 @@ class BrokerState(NoteSource):
         seq = self._next_seq
         self._next_seq += 1
         address = self.frame_builder.add_state_record(PENDING_PID, seq, expires, now_ms, body)
-        pending = PendingMessage(seq, address, 40 + len(body))
+        pending = PendingMessage(seq, address, HEADER_BYTES + len(body))
         pending.recipients = recipients
         self._segments.add(address, pending.size)
         self._pending[int(seq)] = pending
         return pending
 
-    def mark_delivered(self, pending: PendingMessage, session_id: int) -> None:
+    def mark_delivered(self, pending: PendingMessage, persistent_id: int) -> None:
         """Record that a session has the message, or has ended."""
-        if session_id not in pending.recipients:
+        if persistent_id not in pending.recipients:
             return
-        pending.recipients.remove(session_id)
+        pending.recipients.remove(persistent_id)
         if not self._delivered:
             self.frame_builder.write_at_close(self)
         self._delivered.append(int(pending.seq))
-        self._delivered.append(session_id)
+        self._delivered.append(persistent_id)
         if not pending.recipients:
             del self._pending[int(pending.seq)]
             self._segments.drop(pending.address, pending.size)
@@ -167,65 +167,67 @@ class BrokerState(NoteSource):
     # ---- incoming QoS 2
 
     def record_received(
-        self, session_id: int, packet_id: int, is_released: bool, now_ms: i64
+        self, persistent_id: int, packet_id: int, is_released: bool, now_ms: i64
     ) -> None:
         note = NoteWriter(QOS2_RELEASED if is_released else QOS2_RECEIVED)
-        note.write_int(session_id)
+        note.write_int(persistent_id)
         note.write_int(packet_id)
         # A power cut must undo neither note. Without the first, a repeated PUBLISH would be a
         # second message; without the second, another message with the freed id would be taken for a
         # repetition.
         self.frame_builder.add_note(note, now_ms, True)
-        self._apply_received(session_id, packet_id, is_released)
+        self._apply_received(persistent_id, packet_id, is_released)
 
-    def _apply_received(self, session_id: int, packet_id: int, is_released: bool) -> None:
-        self._reserve_session_id(session_id)
-        ids = self.received_qos2.setdefault(session_id, set())
+    def _apply_received(self, persistent_id: int, packet_id: int, is_released: bool) -> None:
+        self._reserve_persistent_id(persistent_id)
+        ids = self.received_qos2.setdefault(persistent_id, set())
         if is_released:
             ids.discard(packet_id)
         else:
             ids.add(packet_id)
-        self.dedup.remove_outbox(session_id, packet_id)
+        self.dedup.remove_outbox(persistent_id, packet_id)
 
-    def record_outbox(self, session_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
+    def record_outbox(self, persistent_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
         """Record a publish to other cells; it is not received until they have it.
 
         See `cross_node_dedup`.
         """
-        self.dedup.record_outbox(session_id, packet_id, dedup_id, now_ms)
-        self.received_qos2.get(session_id, set()).discard(packet_id)
+        self.dedup.record_outbox(persistent_id, packet_id, dedup_id, now_ms)
+        self.received_qos2.get(persistent_id, set()).discard(packet_id)
 
-    def _reserve_session_id(self, session_id: int) -> None:
-        """Do not reuse session ids: notes of an old session must not apply to a new one."""
-        self.next_session_id = max(self.next_session_id, session_id + 1)
+    def _reserve_persistent_id(self, persistent_id: int) -> None:
+        """Do not reuse ids: notes of an old session must not apply to a new one."""
+        self.next_persistent_id = max(self.next_persistent_id, persistent_id + 1)
 
     # ---- outgoing QoS 2
 
-    def record_sent(self, session_id: int, packet_id: int, pending_seq: int, now_ms: i64) -> None:
+    def record_sent(
+        self, persistent_id: int, packet_id: int, pending_seq: int, now_ms: i64
+    ) -> None:
         note = NoteWriter(QOS2_SENT)
-        note.write_int(session_id)
+        note.write_int(persistent_id)
         note.write_int(packet_id)
         note.write_int(pending_seq)
         # The next packet that is sent depends on it.
         self.frame_builder.add_note(note, now_ms, True)
-        self.sent_qos2.setdefault(session_id, {})[packet_id] = pending_seq
+        self.sent_qos2.setdefault(persistent_id, {})[packet_id] = pending_seq
 
-    def record_completed(self, session_id: int, packet_id: int, now_ms: i64) -> None:
-        ids = self.sent_qos2.get(session_id)
+    def record_completed(self, persistent_id: int, packet_id: int, now_ms: i64) -> None:
+        ids = self.sent_qos2.get(persistent_id)
         if ids is None or packet_id not in ids:
             return
         note = NoteWriter(QOS2_COMPLETED)
-        note.write_int(session_id)
+        note.write_int(persistent_id)
         note.write_int(packet_id)
         self.frame_builder.add_note(note, now_ms, False)
         del ids[packet_id]
         if not ids:
-            del self.sent_qos2[session_id]
+            del self.sent_qos2[persistent_id]
 
-    def forget_session(self, session_id: int) -> None:
-        self.received_qos2.pop(session_id, None)
-        self.sent_qos2.pop(session_id, None)
-        self.dedup.forget_session(session_id)
+    def forget_session(self, persistent_id: int) -> None:
+        self.received_qos2.pop(persistent_id, None)
+        self.sent_qos2.pop(persistent_id, None)
+        self.dedup.forget_session(persistent_id)
 
     # ---- compaction
 
@@ -263,7 +265,7 @@ class BrokerState(NoteSource):
 
     def write_snapshot(self, out: NoteWriter) -> None:
         out.write_int(self._next_seq)
-        out.write_int(self.next_session_id)
+        out.write_int(self.next_persistent_id)
         out.write_int(len(self._entries))
         for entry in self._entries.values():
             out.write_int(entry.seq)
@@ -273,16 +275,18 @@ class BrokerState(NoteSource):
             out.write_int(len(pending.recipients))
             for recipient in pending.recipients:
                 out.write_int(recipient)
-        unreleased = [(session_id, ids) for session_id, ids in self.received_qos2.items() if ids]
+        unreleased = [
+            (persistent_id, ids) for persistent_id, ids in self.received_qos2.items() if ids
+        ]
         out.write_int(len(unreleased))
-        for session_id, ids in unreleased:
-            out.write_int(session_id)
+        for persistent_id, ids in unreleased:
+            out.write_int(persistent_id)
             out.write_int(len(ids))
             for packet_id in ids:
                 out.write_int(packet_id)
         out.write_int(len(self.sent_qos2))
-        for session_id, sent in self.sent_qos2.items():
-            out.write_int(session_id)
+        for persistent_id, sent in self.sent_qos2.items():
+            out.write_int(persistent_id)
             out.write_int(len(sent))
             for packet_id, seq in sent.items():
                 out.write_int(packet_id)
@@ -291,7 +295,7 @@ class BrokerState(NoteSource):
 
     def load_snapshot(self, note: NoteReader) -> None:
         self._next_seq = note.read_int()
-        self.next_session_id = note.read_int()
+        self.next_persistent_id = note.read_int()
         for _ in range(note.read_int()):
             seq = note.read_int()
             self._live_entries[int(seq)] = StateEntry(0, seq, -1, 0)
@@ -301,11 +305,13 @@ class BrokerState(NoteSource):
             pending.recipients = [int(note.read_int()) for _ in range(note.read_int())]
             self._pending[int(seq)] = pending
         for _ in range(note.read_int()):
-            session_id = int(note.read_int())
-            self.received_qos2[session_id] = {int(note.read_int()) for _ in range(note.read_int())}
+            persistent_id = int(note.read_int())
+            self.received_qos2[persistent_id] = {
+                int(note.read_int()) for _ in range(note.read_int())
+            }
         for _ in range(note.read_int()):
-            session_id = int(note.read_int())
-            sent = self.sent_qos2[session_id] = {}
+            persistent_id = int(note.read_int())
+            sent = self.sent_qos2[persistent_id] = {}
             for _ in range(note.read_int()):
                 packet_id = int(note.read_int())
                 sent[packet_id] = int(note.read_int())
@@ -331,7 +337,7 @@ class BrokerState(NoteSource):
                 pending = PendingMessage(record.seq, -1, 0)
                 pending.recipients = read_recipients(record.body)
                 for recipient in pending.recipients:
-                    self._reserve_session_id(recipient)
+                    self._reserve_persistent_id(recipient)
                 self._pending[number] = pending
             pending.address = record.address
             pending.size = record.size
@@ -352,16 +358,16 @@ class BrokerState(NoteSource):
         elif note.kind == PENDING_DELIVERED:
             while note.has_more():
                 pending = self._pending.get(int(note.read_int()))
-                session_id = int(note.read_int())
-                if pending is not None and session_id in pending.recipients:
-                    pending.recipients.remove(session_id)
+                persistent_id = int(note.read_int())
+                if pending is not None and persistent_id in pending.recipients:
+                    pending.recipients.remove(persistent_id)
                     if not pending.recipients:
                         del self._pending[int(pending.seq)]
         elif note.kind == QOS2_SENT:
-            session_id = int(note.read_int())
-            self._reserve_session_id(session_id)
+            persistent_id = int(note.read_int())
+            self._reserve_persistent_id(persistent_id)
             packet_id = int(note.read_int())
-            self.sent_qos2.setdefault(session_id, {})[packet_id] = int(note.read_int())
+            self.sent_qos2.setdefault(persistent_id, {})[packet_id] = int(note.read_int())
         elif note.kind == QOS2_COMPLETED:
             self.sent_qos2.get(int(note.read_int()), {}).pop(int(note.read_int()), None)
         elif note.kind == INBOX_RECORDED:
@@ -374,11 +380,11 @@ class BrokerState(NoteSource):
             )
 
     def _apply_outbox(self, note: NoteReader) -> None:
-        session_id = int(note.read_int())
+        persistent_id = int(note.read_int())
         packet_id = int(note.read_int())
-        self._reserve_session_id(session_id)
-        self.received_qos2.get(session_id, set()).discard(packet_id)
-        self.dedup.load_outbox(session_id, packet_id, int(note.read_int()))
+        self._reserve_persistent_id(persistent_id)
+        self.received_qos2.get(persistent_id, set()).discard(packet_id)
+        self.dedup.load_outbox(persistent_id, packet_id, int(note.read_int()))
 
     def addresses_to_restore(self) -> list[int]:
         """Return the addresses of the bodies that `restore` needs, oldest first."""

@@ -38,55 +38,55 @@ class CrossNodeDedup:
         self.next_dedup_id += 1
         return dedup_id
 
-    def record_outbox(self, session_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
+    def record_outbox(self, persistent_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
         note = NoteWriter(OUTBOX_RECORDED)
-        note.write_int(session_id)
+        note.write_int(persistent_id)
         note.write_int(packet_id)
         note.write_int(dedup_id)
         self._frame_builder.add_note(note, now_ms, True)
-        self.load_outbox(session_id, packet_id, dedup_id)
+        self.load_outbox(persistent_id, packet_id, dedup_id)
 
-    def load_outbox(self, session_id: int, packet_id: int, dedup_id: int) -> None:
-        self.outbox.setdefault(session_id, {})[packet_id] = dedup_id
+    def load_outbox(self, persistent_id: int, packet_id: int, dedup_id: int) -> None:
+        self.outbox.setdefault(persistent_id, {})[packet_id] = dedup_id
         self.next_dedup_id = max(self.next_dedup_id, dedup_id + 1)
 
-    def remove_outbox(self, session_id: int, packet_id: int) -> None:
+    def remove_outbox(self, persistent_id: int, packet_id: int) -> None:
         """Remove a publish that was acknowledged or given up."""
-        dedup_ids = self.outbox.get(session_id)
+        dedup_ids = self.outbox.get(persistent_id)
         if dedup_ids is not None:
             dedup_ids.pop(packet_id, None)
             if not dedup_ids:
-                del self.outbox[session_id]
+                del self.outbox[persistent_id]
 
-    def forget_session(self, session_id: int) -> None:
-        self.outbox.pop(session_id, None)
+    def forget_session(self, persistent_id: int) -> None:
+        self.outbox.pop(persistent_id, None)
 
     # ---- receiver
 
-    def has_in_inbox(self, cell: int, session_id: int, key: int) -> bool:
-        keys = self._inbox.get((cell, session_id))
+    def has_in_inbox(self, cell: int, persistent_id: int, key: int) -> bool:
+        keys = self._inbox.get((cell, persistent_id))
         return keys is not None and key in keys
 
     def record_inbox(
-        self, cell: int, session_id: int, lowest_open_id: int, keys: list[int], now_ms: i64
+        self, cell: int, persistent_id: int, lowest_open_id: int, keys: list[int], now_ms: i64
     ) -> None:
         """Record the keys in the open frame, together with the stored message."""
         note = NoteWriter(INBOX_RECORDED)
         note.write_int(cell)
-        note.write_int(session_id)
+        note.write_int(persistent_id)
         note.write_int(lowest_open_id)
         for key in keys:
             note.write_int(key)
         self._frame_builder.add_note(note, now_ms, False)
-        self._add_to_inbox(cell, session_id, lowest_open_id, keys)
+        self._add_to_inbox(cell, persistent_id, lowest_open_id, keys)
 
     def _add_to_inbox(
-        self, cell: int, session_id: int, lowest_open_id: int, keys: list[int]
+        self, cell: int, persistent_id: int, lowest_open_id: int, keys: list[int]
     ) -> None:
-        known = self._inbox.pop((cell, session_id), set())
+        known = self._inbox.pop((cell, persistent_id), set())
         remaining = {key for key in known if key >> PART_BITS >= lowest_open_id} if known else known
         remaining.update(keys)
-        self._inbox[(cell, session_id)] = remaining  # moved to the end: most recently used
+        self._inbox[(cell, persistent_id)] = remaining  # moved to the end: most recently used
         if len(self._inbox) > MAX_ORIGINS:
             del self._inbox[next(iter(self._inbox))]
 
@@ -98,26 +98,26 @@ class CrossNodeDedup:
     def apply_inbox(self, note: NoteReader) -> None:
         """Apply an inbox note."""
         cell = int(note.read_int())
-        session_id = int(note.read_int())
+        persistent_id = int(note.read_int())
         lowest_open_id = int(note.read_int())
         keys: list[int] = []
         while note.has_more():
             keys.append(int(note.read_int()))
-        self._add_to_inbox(cell, session_id, lowest_open_id, keys)
+        self._add_to_inbox(cell, persistent_id, lowest_open_id, keys)
 
     def write_snapshot(self, out: NoteWriter) -> None:
         out.write_int(self.next_dedup_id)
         out.write_int(len(self.outbox))
-        for session_id, dedup_ids in self.outbox.items():
-            out.write_int(session_id)
+        for persistent_id, dedup_ids in self.outbox.items():
+            out.write_int(persistent_id)
             out.write_int(len(dedup_ids))
             for packet_id, dedup_id in dedup_ids.items():
                 out.write_int(packet_id)
                 out.write_int(dedup_id)
         out.write_int(len(self._inbox))
-        for (cell, session_id), keys in self._inbox.items():
+        for (cell, persistent_id), keys in self._inbox.items():
             out.write_int(cell)
-            out.write_int(session_id)
+            out.write_int(persistent_id)
             out.write_int(len(keys))
             for key in keys:
                 out.write_int(key)
@@ -131,5 +131,7 @@ class CrossNodeDedup:
                 dedup_ids[packet_id] = int(note.read_int())
         for _ in range(note.read_int()):
             cell = int(note.read_int())
-            session_id = int(note.read_int())
-            self._inbox[(cell, session_id)] = {int(note.read_int()) for _ in range(note.read_int())}
+            persistent_id = int(note.read_int())
+            self._inbox[(cell, persistent_id)] = {
+                int(note.read_int()) for _ in range(note.read_int())
+            }

@@ -146,22 +146,23 @@ class FrameBuilder:
         partition: LoggedPartition,
         flags: i64,
         seq: i64,
-        key: i64,
+        key_hash: i64,
         expires: i64,
-        time: i64,
+        time_ms: i64,
         size: i64,
         message: Message,
         payload: bytes,
         sync: bool,
     ) -> i64:
-        """Write a message with a record of `size` bytes that ends with `payload`.
+        """Write a message as a record of `size` bytes that ends with `payload`.
 
-        Return its address.
+        `payload` is that of the message, or its compressed form. Return the address.
         """
         out = self._out
         address: i64 = self._base_address + len(out)
         write_message_fields(
-            begin_record(size, MESSAGE, flags, partition.pid, seq, key, expires, time), message
+            begin_record(size, MESSAGE, flags, partition.pid, seq, key_hash, expires, time_ms),
+            message,
         )
         end_record(out, payload)
         self._count += 1
@@ -255,6 +256,7 @@ class FrameBuilder:
         self._sync = True
 
     def add_commit_waiter(self, publisher: Publisher, tag: i64) -> None:
+        """Notify `publisher` of the commit of the open frame, with its own `tag`."""
         if publisher is not self._last_publisher:
             self._last_publisher = publisher
             self._publishers.append(publisher)
@@ -275,7 +277,7 @@ class FrameBuilder:
         """Write the notes of `source` when the frame is closed."""
         self._other_notes.append(source)
 
-    def flush(self, now_ms: i64) -> None:
+    def write_collected_notes(self, now_ms: i64) -> None:
         """Write the collected settlements and removals as notes.
 
         Commands that change the meaning of settlements (a new group, a seek, new rules) call this
@@ -291,7 +293,7 @@ class FrameBuilder:
 
     def close(self, now_ms: i64) -> Frame:
         """Close the frame after all collected notes are written. Call `begin_frame` next."""
-        self.flush(now_ms)
+        self.write_collected_notes(now_ms)
         for source in self._other_notes:
             source.write_notes(self, now_ms)
         self._other_notes = []

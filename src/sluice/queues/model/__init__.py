@@ -18,8 +18,10 @@ from sluice.queues.model.containers.recent_acks import (
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import (
     AWAIT_RETRY,
+    BACKOFF,
     DEAD_LETTERING,
     DUE,
+    ENDED,
     FAIL,
     FORGET,
     LEASED,
@@ -29,9 +31,7 @@ from sluice.queues.model.delivery_lease import (
     RELEASE,
     REVOKE,
     SETTLE,
-    SETTLED,
     TIME_OUT,
-    WAITING,
     Lease,
 )
 from sluice.queues.model.effects import (
@@ -72,6 +72,7 @@ from sluice.queues.model.state import EngineState
 __all__ = [
     "ANY_ORDER",
     "AWAIT_RETRY",
+    "BACKOFF",
     "BLOCK_SIZE",
     "BREAKER_NAMES",
     "CLOSED",
@@ -79,6 +80,7 @@ __all__ = [
     "DEAD_LETTERING",
     "DROP_OLDEST",
     "DUE",
+    "ENDED",
     "FAIL",
     "FORGET",
     "FOR_DEAD_LETTER",
@@ -104,10 +106,8 @@ __all__ = [
     "SEQUENCE_BITS",
     "SEQUENCE_MASK",
     "SETTLE",
-    "SETTLED",
     "STRICT",
     "TIME_OUT",
-    "WAITING",
     "Acknowledgement",
     "AddressSnapshot",
     "Admission",

@@ -13,8 +13,8 @@ An active message is in exactly one of two places: in `_ready_key_hashes`, or it
 state is not READY.
 
 Messages with a key go to the consumer of the partition. Messages without a key, and all messages of
-a queue without ordering, are shared: any consumer of the group may take them, so they have a heap
-of their own.
+a queue without ordering, are *unordered*: any consumer of the group may take them, so they have a
+heap of their own.
 
 Choosing, leasing and settling are in one class, because each of them changes the state of the
 others: a settlement chooses the next message of its key.
@@ -104,17 +104,17 @@ class Cursor(NoteSource):
         # History of messages released without a failure: see `history`.
         self.released_history: dict[int, list[HistoryEvent]] | None = None
         self.lost_ranges: LostRanges | None = None  # of a group that is read in bulk
-        # Members without a partition that share messages without a key.
+        # Members without a partition, which take unordered messages of this one.
         self.helpers: list[Consumer] = _NO_HELPERS
         self.next_helper: i64 = 0  # which of the consumer and its helpers is next
         # The group lists this cursor among those with work that no member has taken.
         self.is_listed_blocked: bool = False
         # Since when messages wait because the consumer has no capacity; 0.0: none wait.
         self.blocked_since: float = 0.0
-        # Heaps of chosen messages by priority and sequence, leased before scanning on: with a key,
-        # and without a key.
+        # Heaps of chosen messages by priority and sequence, leased before scanning on: ordered by
+        # their keys, and unordered.
         self._ready: list[int] = _NO_RANKS
-        self._ready_shared: list[int] = _NO_RANKS
+        self._ready_unordered: list[int] = _NO_RANKS
         # Chosen messages, and the key that each keeps active.
         self._ready_key_hashes: dict[int, int] = _NO_READY_KEYS
         # Keyed by the key hash as an object: boxed once for several lookups.
@@ -141,16 +141,16 @@ class Cursor(NoteSource):
         """Return whether there may be a ready message: some are chosen, or not yet scanned."""
         return (
             len(self._ready) > 0
-            or len(self._ready_shared) > 0
+            or len(self._ready_unordered) > 0
             or (
                 self.scan_position < self.partition.committed_end
                 and self._parked_count < MAX_PARKED
             )
         )
 
-    def has_shared(self) -> bool:
-        """Return whether there may be a ready message that any consumer of the group may take."""
-        if self._ready_shared:
+    def has_unordered(self) -> bool:
+        """Return whether there may be a ready message that is unordered."""
+        if self._ready_unordered:
             return True
         partition = self.partition
         if (
@@ -164,28 +164,28 @@ class Cursor(NoteSource):
 
     def next_ready(self) -> i64:
         """Return the next deliverable message and count it as active; -1 if there is none."""
-        while self._ready or self._ready_shared:
-            if not self._ready_shared or (
-                len(self._ready) > 0 and self._ready[0] < self._ready_shared[0]
+        while self._ready or self._ready_unordered:
+            if not self._ready_unordered or (
+                len(self._ready) > 0 and self._ready[0] < self._ready_unordered[0]
             ):
                 seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
             else:
-                seq = i64(heapq.heappop(self._ready_shared)) & SEQUENCE_MASK
+                seq = i64(heapq.heappop(self._ready_unordered)) & SEQUENCE_MASK
             if self._ready_key_hashes.pop(int(seq), -1) >= 0:  # otherwise settled meanwhile
                 return seq
         return self._scan_next(self.partition.committed_end, False)
 
-    def next_ready_shared(self) -> i64:
-        """Return the next message that any consumer of the group may take, or -1 if there is none.
+    def next_ready_unordered(self) -> i64:
+        """Return the next message that any consumer of the group may take; -1 if there is none.
 
-        The message counts as active. Messages with a key before it are admitted or parked during
-        the scan: they wait for the consumer of the partition.
+        The message counts as active. Messages with a key before it are chosen or parked during the
+        scan: they wait for the consumer of the partition.
         """
-        while self._ready_shared:
-            seq: i64 = i64(heapq.heappop(self._ready_shared)) & SEQUENCE_MASK
+        while self._ready_unordered:
+            seq: i64 = i64(heapq.heappop(self._ready_unordered)) & SEQUENCE_MASK
             if self._ready_key_hashes.pop(int(seq), -1) >= 0:
                 return seq
-        if not self.has_shared():
+        if not self.has_unordered():
             return -1
         return self._scan_next(self.partition.committed_end, True)
 
@@ -197,8 +197,8 @@ class Cursor(NoteSource):
         self.requeue(seq, self.partition.priority(seq), self.key_hash_of(seq))
         return True
 
-    def _scan_next(self, end: i64, shared_only: bool) -> i64:
-        """Scan for the next deliverable message before `end`; `shared_only`: only without a key."""
+    def _scan_next(self, end: i64, unordered_only: bool) -> i64:
+        """Scan for the next deliverable message before `end`; `unordered_only`: without a key."""
         partition = self.partition
         ordering = partition.queue.rules.ordering
         while self.scan_position < end and self._parked_count < MAX_PARKED:
@@ -224,16 +224,16 @@ class Cursor(NoteSource):
             key_hash: i64 = 1 if ordering == STRICT else i64(block.key_hash[at]) & 0xFFFF_FFFF
             if key_hash == 0:
                 return seq
-            if self._admit(seq, key_hash, -1):
-                if not shared_only:
+            if self._choose_or_park(seq, key_hash, -1):
+                if not unordered_only:
                     return seq
                 self.requeue(seq, 0, key_hash)
                 if self._parked_count + len(self._ready) >= MAX_PARKED:
                     return -1
         return -1
 
-    def _admit(self, seq: i64, key_hash: i64, priority: i64) -> bool:
-        """Count `seq` as active, or park it after the active messages of its key.
+    def _choose_or_park(self, seq: i64, key_hash: i64, priority: i64) -> bool:
+        """Count `seq` as active, or park it behind the active messages of its key.
 
         A `priority` that is not negative means that the message is out of order.
         """
@@ -278,10 +278,10 @@ class Cursor(NoteSource):
         block = self.partition.find_block(seq)
         return 0 if block is None else i64(block.key_hash[block.index_of(seq)]) & 0xFFFF_FFFF
 
-    def admit_out_of_order(self, seq: i64, priority: i64) -> None:
-        """Admit a message independently of the scan: it has a priority, or its delay is over."""
+    def choose_out_of_order(self, seq: i64, priority: i64) -> None:
+        """Choose a message independently of the scan: it has a priority, or its delay is over."""
         key_hash = self.key_hash_of(seq)
-        if key_hash == 0 or self._admit(seq, key_hash, priority):
+        if key_hash == 0 or self._choose_or_park(seq, key_hash, priority):
             self.requeue(seq, priority, key_hash)
 
     def requeue(self, seq: i64, priority: i64, key_hash: i64) -> None:
@@ -297,15 +297,15 @@ class Cursor(NoteSource):
                 self._ready = []
             heapq.heappush(self._ready, rank)
         else:
-            if self._ready_shared is _NO_RANKS:
-                self._ready_shared = []
-            heapq.heappush(self._ready_shared, rank)
+            if self._ready_unordered is _NO_RANKS:
+                self._ready_unordered = []
+            heapq.heappush(self._ready_unordered, rank)
 
     def suspend(self, seq: i64) -> None:
         """Do not lease a message while its body is read for a dead letter. It stays active."""
         self._ready_key_hashes.pop(int(seq), None)
 
-    def select_out_of_order(self, seq: i64) -> bool:
+    def choose_before_earlier(self, seq: i64) -> bool:
         """Choose `seq` before earlier messages; return whether the order of its key allows it.
 
         The message was delivered in a previous run, so the scan up to it is no longer than it was
@@ -323,7 +323,7 @@ class Cursor(NoteSource):
         return self._ready_key_hashes.pop(int(seq), -1) >= 0
 
     def open_gates(self) -> None:
-        """Admit the gated messages in order: an older partition has drained far enough."""
+        """Choose the gated messages in order: an older partition has drained far enough."""
         gated = self._gated
         self._gated = _NO_GATED
         for sequences in gated.values():
@@ -333,7 +333,7 @@ class Cursor(NoteSource):
             ]
             for rank in sorted([_rank(seq, self.partition.priority(seq)) for seq in live_seqs]):
                 seq: i64 = i64(rank) & SEQUENCE_MASK
-                self.admit_out_of_order(seq, self.partition.priority(seq))
+                self.choose_out_of_order(seq, self.partition.priority(seq))
 
     def update_gate_watermark(self) -> None:
         """Find the next gate boundary that the low watermark of this cursor will reach."""
@@ -345,23 +345,23 @@ class Cursor(NoteSource):
                 if self.low_watermark < boundary_seq and boundary_seq < self.gate_watermark:
                     self.gate_watermark = boundary_seq
 
-    def end_active(self, lease: Lease) -> None:
-        """End the active state of a delivery."""
+    def deactivate(self, lease: Lease) -> None:
+        """Count the message of a lease as active no longer: the next one of its key is chosen."""
         if lease.state == READY:
             self.withdraw(lease.seq)
         elif lease.key_hash:
-            self._release_key(lease.key_hash)
+            self._deactivate_key(lease.key_hash)
 
     def withdraw(self, seq: i64) -> None:
         """Remove a message from the chosen ones; does nothing if it is not chosen."""
         key_hash: i64 = self._ready_key_hashes.pop(int(seq), 0)
         if key_hash:
-            self._release_key(key_hash)
+            self._deactivate_key(key_hash)
 
     def withdraw_until_due(self, seq: i64, was_out_of_order: bool) -> None:
-        """Remove a message that a command has delayed; it is admitted again when it is due.
+        """Remove a message that a command has delayed; it is chosen again when it is due.
 
-        `was_out_of_order`: it was admitted before, independently of the scan.
+        `was_out_of_order`: it was chosen before, independently of the scan.
         """
         if int(seq) in self._ready_key_hashes:
             self.withdraw(seq)
@@ -387,7 +387,7 @@ class Cursor(NoteSource):
             self._stale_parked[int(seq)] = int(count) - 1
         return True
 
-    def _release_key(self, key_hash: i64) -> None:
+    def _deactivate_key(self, key_hash: i64) -> None:
         """Count one active message of this key less, and choose the next parked ones."""
         boxed_key: object = int(key_hash)
         active = self._active_by_key.get(boxed_key, 0) - 1
@@ -454,7 +454,7 @@ class Cursor(NoteSource):
     def begin_delivery(self, lease: Lease, consumer: Consumer, now: float) -> None:
         """Lease a chosen message to a consumer."""
         lease.consumer = consumer
-        self._begin_lease(lease, DISPATCH, consumer.identity, now)
+        self._set_holder(lease, DISPATCH, consumer.identity, now)
         self.delivered += 1
         self.group.delivered += 1
         consumer.in_flight += 1
@@ -466,9 +466,10 @@ class Cursor(NoteSource):
         The lease is in no consumer's list, because it was not dispatched: the client settles it, or
         the deadline ends it.
         """
-        self._begin_lease(lease, RECLAIM, identity, now)
+        self._set_holder(lease, RECLAIM, identity, now)
 
-    def _begin_lease(self, lease: Lease, event: i64, holder: str, now: float) -> None:
+    def _set_holder(self, lease: Lease, event: i64, holder: str, now: float) -> None:
+        """Lease a message to `holder`, until the deadline that starts now."""
         queue = self.group.queue
         lease.change(event)
         lease.holder = holder
@@ -491,8 +492,8 @@ class Cursor(NoteSource):
             lease.consumer = None
             consumer.in_flight -= 1
 
-    def end_lease(self, lease: Lease, event: i64) -> None:
-        """Remove a lease: its message is settled, or as if it had never been delivered."""
+    def remove_lease(self, lease: Lease, event: i64) -> None:
+        """Remove a lease object: its message is settled, or as if it had never been delivered."""
         lease.change(event)
         del self.leases[int(lease.seq)]
         if lease.publisher_message_id:
@@ -649,7 +650,7 @@ class Cursor(NoteSource):
         self.prefetched_to = 0
         self._recheck_below = partition.next_seq
         self._ready = _NO_RANKS
-        self._ready_shared = _NO_RANKS
+        self._ready_unordered = _NO_RANKS
         self._ready_key_hashes = _NO_READY_KEYS
         self._active_by_key = _NO_ACTIVE
         self._parked = _NO_FIFOS
@@ -669,12 +670,12 @@ class Cursor(NoteSource):
                 self.requeue(lease.seq, partition.priority(lease.seq), lease.key_hash)
         seq = partition.first_live(self.low_watermark)
         while seq < partition.committed_end:
-            self.admit_if_out_of_order(seq)
+            self.choose_if_out_of_order(seq)
             seq = partition.first_live(seq + 1)
         self.update_gate_watermark()
 
-    def admit_if_out_of_order(self, seq: i64) -> None:
-        """Admit a message that the scan skips: it has a priority, or had a delay."""
+    def choose_if_out_of_order(self, seq: i64) -> None:
+        """Choose a message that the scan skips: it has a priority, or had a delay."""
         partition = self.partition
         flags = partition.flags(seq)
         if (
@@ -684,7 +685,7 @@ class Cursor(NoteSource):
             and int(seq) not in self.leases
             and not self.is_settled(seq)
         ):
-            self.admit_out_of_order(seq, flags & PRIORITY_MASK)
+            self.choose_out_of_order(seq, flags & PRIORITY_MASK)
 
 
 def _rank(seq: i64, priority: i64) -> int:

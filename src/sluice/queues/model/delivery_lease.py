@@ -1,9 +1,12 @@
-"""Lease: the delivery of one message to one group, with its holder, deadline and failures.
+"""Lease: the deliveries of one message to one group, with holder, deadline and failures.
 
-Only messages that have been leased at least once have a lease object; a message before its first
-delivery is only a sequence. `TRANSITIONS` lists every change of state: `Lease.change` is the only
-place that changes it, and the interpreted build refuses a change that is not in the table. The
-table in ARCHITECTURE.md is made from it.
+A lease object exists from the first delivery of a message in a group until its settlement, whether
+a consumer holds the message or not: a message is *leased* in the state LEASED only. Before its
+first delivery it is only a sequence.
+
+`TRANSITIONS` lists every change of state: `Lease.change` is the only place that changes it, and the
+interpreted build refuses a change that is not in the table. The table in ARCHITECTURE.md is made
+from it.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
 # ---- states
 
 LEASED: Final = 0  # a consumer holds it until the deadline
-WAITING: Final = 1  # it failed, and waits for its retry
+BACKOFF: Final = 1  # it failed, and waits for its retry or its dead letter
 READY: Final = 2  # it can be leased
-SETTLED: Final = 3  # the lease has ended
+ENDED: Final = 3  # the object is removed: settled, or as if never delivered
 DEAD_LETTERING: Final = 4  # given up; its body is read for the dead letter
 
-STATE_NAMES: Final = ("LEASED", "WAITING", "READY", "SETTLED", "DEAD_LETTERING")
+STATE_NAMES: Final = ("LEASED", "BACKOFF", "READY", "ENDED", "DEAD_LETTERING")
 _STATE_MASK: Final = 7
 
 # ---- events. An event always leads to the same state, which is in its low three bits: so a change
@@ -37,15 +40,15 @@ _STATE_MASK: Final = 7
 
 DISPATCH: Final = 0x10 | LEASED
 RECLAIM: Final = 0x20 | LEASED
-FAIL: Final = 0x10 | WAITING
-REJECT: Final = 0x20 | WAITING
-TIME_OUT: Final = 0x30 | WAITING
-AWAIT_RETRY: Final = 0x40 | WAITING
+FAIL: Final = 0x10 | BACKOFF
+REJECT: Final = 0x20 | BACKOFF
+TIME_OUT: Final = 0x30 | BACKOFF
+AWAIT_RETRY: Final = 0x40 | BACKOFF
 DUE: Final = 0x10 | READY
 RELEASE: Final = 0x20 | READY
-SETTLE: Final = 0x10 | SETTLED
-FORGET: Final = 0x20 | SETTLED
-REVOKE: Final = 0x30 | SETTLED
+SETTLE: Final = 0x10 | ENDED
+FORGET: Final = 0x20 | ENDED
+REVOKE: Final = 0x30 | ENDED
 READ_BODY: Final = 0x10 | DEAD_LETTERING
 
 EVENT_MEANINGS: Final = {
@@ -66,45 +69,47 @@ EVENT_MEANINGS: Final = {
 TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (READY, DISPATCH): LEASED,
     (READY, RECLAIM): LEASED,
-    (READY, TIME_OUT): WAITING,
-    (READY, AWAIT_RETRY): WAITING,
-    (READY, SETTLE): SETTLED,
-    (READY, REVOKE): SETTLED,
+    (READY, TIME_OUT): BACKOFF,
+    (READY, AWAIT_RETRY): BACKOFF,
+    (READY, SETTLE): ENDED,
+    (READY, REVOKE): ENDED,
     (READY, READ_BODY): DEAD_LETTERING,
-    (LEASED, FAIL): WAITING,
-    (LEASED, REJECT): WAITING,
+    (LEASED, FAIL): BACKOFF,
+    (LEASED, REJECT): BACKOFF,
     (LEASED, RELEASE): READY,
-    (LEASED, SETTLE): SETTLED,
-    (LEASED, FORGET): SETTLED,
-    (LEASED, REVOKE): SETTLED,
-    (WAITING, RECLAIM): LEASED,
-    (WAITING, AWAIT_RETRY): WAITING,
-    (WAITING, DUE): READY,
-    (WAITING, SETTLE): SETTLED,
-    (WAITING, REVOKE): SETTLED,
-    (WAITING, READ_BODY): DEAD_LETTERING,
-    (DEAD_LETTERING, SETTLE): SETTLED,
-    (DEAD_LETTERING, REVOKE): SETTLED,
+    (LEASED, SETTLE): ENDED,
+    (LEASED, FORGET): ENDED,
+    (LEASED, REVOKE): ENDED,
+    (BACKOFF, RECLAIM): LEASED,
+    (BACKOFF, AWAIT_RETRY): BACKOFF,
+    (BACKOFF, DUE): READY,
+    (BACKOFF, SETTLE): ENDED,
+    (BACKOFF, REVOKE): ENDED,
+    (BACKOFF, READ_BODY): DEAD_LETTERING,
+    (DEAD_LETTERING, SETTLE): ENDED,
+    (DEAD_LETTERING, REVOKE): ENDED,
 }
 
 
 class Lease:
+    """The deliveries of one message to one group, one after the other, until it is settled."""
+
     def __init__(self, cursor: Cursor, seq: i64, key_hash: i64) -> None:
         self.cursor: Cursor = cursor
         self.seq: i64 = seq
         self.key_hash: i64 = key_hash
         self.state: i64 = READY  # changed by `change` only
-        self.message: Message | None = None  # present while leased; read again for a retry
+        self.message: Message | None = None  # only while LEASED; read again for a retry
         self.consumer: Consumer | None = None
-        # Identity of the last consumer: see `names.make_identity`.
+        # Identity of the client that holds it or held it last: see `names.make_identity`.
         self.holder: str = ""
         self.token_counter: i64 = 0  # counter of the delivery token
         self.token_tag: i64 = 0  # tag of the token; 0: unknown, issued in a previous run
         self.failures: i64 = 0
-        self.attempt: i64 = 0  # number of deliveries, without released ones
-        # Whether its death ended a delivery, and whether that was nacked: for the counters.
-        self.died_in_delivery: bool = False
-        self.died_of_nack: bool = False
+        self.attempt: i64 = 0  # of the last delivery: the failures before it, plus one
+        # For the counters: a dead letter ended a delivery, and whether a consumer's nack caused it.
+        self.ended_by_dead_letter: bool = False
+        self.dead_after_nack: bool = False
         self.first_delivered_at: float = 0.0
         # Seconds of `total_timeout` that previous runs have used.
         self.spent_before_start: float = 0.0
@@ -112,7 +117,7 @@ class Lease:
         # Start of the deadline: the delivery, or its last extension.
         self.lease_started_at: float = 0.0
         self.deadline: float = 0.0
-        self.retry_at: float = 0.0  # while WAITING
+        self.retry_at: float = 0.0  # while BACKOFF
         self.description: str = ""
         self.history: list[HistoryEvent] | None = None  # created with the first failure
         self.publisher_message_id: bytes = b""  # the key in `Group.leases_by_message_id`

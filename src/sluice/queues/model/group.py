@@ -97,13 +97,13 @@ class Group:
         self.redelivered: i64 = 0
         self.nacked: i64 = 0
         # Cursors with messages for which their consumer has no capacity; see
-        # `dispatch._share_blocked`.
+        # `dispatch._redistribute_blocked`.
         self.blocked_cursors: list[Cursor] = []
-        self.is_sharing_scheduled: bool = False  # shared at the end of the turn
+        self.is_redistribution_scheduled: bool = False  # at the end of the turn
         # No member had capacity at the last check, and none has reported any since.
         self.is_saturated: bool = False
         # When a partition may move to a member with capacity; 0.0: not set.
-        self.handover_at: float = 0.0
+        self.partition_move_at: float = 0.0
         # Members that may get messages, highest priority first.
         self._eligible: list[Consumer] = []
         self._next_member: i64 = 0  # which of them is next
@@ -177,7 +177,7 @@ class Group:
         highest = self._eligible[0].priority
         return [consumer for consumer in reachable if consumer.priority == highest]
 
-    def can_share_work(self) -> bool:
+    def can_redistribute(self) -> bool:
         """Return whether a message could go to another member if one has no capacity."""
         return len(self._eligible) > 1
 
@@ -314,28 +314,28 @@ def _by_priority(consumer: Consumer) -> int:
 def assign_partitions(partition_count: int, consumers: list[int], previous: list[int]) -> list[int]:
     """Return the consumer of each partition, -1 for none.
 
-    Shares differ by at most one, and a partition moves only if even shares require it.
+    Numbers differ by at most one, and a partition moves only if even numbers require it.
     `consumers` are distinct numbers in order of preference: if the partitions do not divide evenly,
     the first ones get one more. `previous` is the last result.
     """
     if not consumers:
         return [-1] * partition_count
-    base_share, remainder = divmod(partition_count, len(consumers))
-    # Consumers with more than the base share keep one more: that moves the fewest partitions.
+    base_count, remainder = divmod(partition_count, len(consumers))
+    # Consumers with more than the base count keep one more: that moves the fewest partitions.
     held = dict.fromkeys(consumers, 0)
     for consumer in previous:
         if consumer in held:
             held[consumer] += 1
-    by_held = sorted(consumers, key=lambda consumer: -min(held[consumer], base_share + 1))
-    share = {
-        consumer: base_share + (1 if nth < remainder else 0) for nth, consumer in enumerate(by_held)
+    by_held = sorted(consumers, key=lambda consumer: -min(held[consumer], base_count + 1))
+    missing = {
+        consumer: base_count + (1 if nth < remainder else 0) for nth, consumer in enumerate(by_held)
     }
     assigned = [-1] * partition_count
     for number, consumer in enumerate(previous[:partition_count]):
-        if share.get(consumer, 0) > 0:
+        if missing.get(consumer, 0) > 0:
             assigned[number] = consumer
-            share[consumer] -= 1
-    open_slots = [consumer for consumer in consumers for _ in range(share[consumer])]
+            missing[consumer] -= 1
+    open_slots = [consumer for consumer in consumers for _ in range(missing[consumer])]
     open_slots.reverse()
     for number in range(partition_count):
         if assigned[number] < 0:

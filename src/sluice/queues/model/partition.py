@@ -47,9 +47,9 @@ _EMPTY_BLOCK: Final = Block(0)
 
 class Partition(LoggedPartition):
     def __init__(self, queue: Queue, pid: i64, number: i64) -> None:
-        super().__init__(pid)
+        super().__init__(pid)  # its number among the partitions of all queues; never reused
         self.queue: Queue = queue
-        self.number: i64 = number
+        self.number: i64 = number  # within its queue
         self.restored_end: i64 = 0  # lower sequences were there when the store was opened
         # Of delayed messages below this sequence, only the body tells the arrival.
         self.undated_end: i64 = 0
@@ -180,10 +180,10 @@ class Partition(LoggedPartition):
                 return False
         return True
 
-    def admit_if_out_of_order(self, seq: i64) -> None:
+    def choose_if_out_of_order(self, seq: i64) -> None:
         """Let all groups deliver a message with a priority or a delay that is over."""
         for cursor in self.cursors:
-            cursor.admit_if_out_of_order(seq)
+            cursor.choose_if_out_of_order(seq)
 
     def due_ms(self, seq: i64) -> i64:
         """Return when a message was due: the end of its delay, else its arrival."""
@@ -403,7 +403,7 @@ class Partition(LoggedPartition):
         queue.bytes -= i64(block.size[at])
         if self.due_times_ms:
             self.due_times_ms.pop(int(seq), None)
-        if i64(block.pending_groups[at]) > 0 or self.counts_unclaimed():
+        if i64(block.pending_groups[at]) > 0 or self.counts_without_groups():
             queue.depth -= 1
         if block.address_snapshot is not None:
             block.address_snapshot.preserve()
@@ -450,18 +450,18 @@ class Partition(LoggedPartition):
 
     # ---- groups that have to settle a message, and the depth of the queue
 
-    def counts_unclaimed(self) -> bool:
+    def counts_without_groups(self) -> bool:
         """Return whether messages that no group has to settle count in the depth.
 
         They count while they wait for a first group, or for a group that starts before them, and in
-        a compacted queue. They do not count if they are only retained.
+        a compacted queue. They do not count if they are stored for the retention alone.
         """
         if not self.cursors:
             return True
         rules = self.queue.rules
         return rules.retention <= 0.0 or rules.is_compacted
 
-    def retains_settled(self, seq: i64) -> bool:
+    def stays_when_settled(self, seq: i64) -> bool:
         """Return whether a message stays stored when every group has settled it.
 
         A compacted queue keeps the last value of a key, but no tombstone.
@@ -477,7 +477,7 @@ class Partition(LoggedPartition):
 
     def is_in_depth(self, seq: i64) -> bool:
         """Return whether a stored message counts in the depth of the queue."""
-        return self.pending_groups(seq) > 0 or self.counts_unclaimed()
+        return self.pending_groups(seq) > 0 or self.counts_without_groups()
 
     def add_pending_group(self, seq: i64) -> None:
         """Count one more group that has to settle a message."""
@@ -486,7 +486,7 @@ class Partition(LoggedPartition):
             return
         at = block.index_of(seq)
         pending_groups: i64 = i64(block.pending_groups[at])
-        if pending_groups <= 0 and not self.counts_unclaimed():
+        if pending_groups <= 0 and not self.counts_without_groups():
             self.queue.depth += 1
         block.pending_groups[at] = i16(pending_groups + 1)
 
@@ -500,7 +500,7 @@ class Partition(LoggedPartition):
         block.pending_groups[at] = i16(remaining)
         if remaining > 0 or block.address[at] == NO_ADDRESS:
             return False
-        if not self.counts_unclaimed():
+        if not self.counts_without_groups():
             self.queue.depth -= 1
         return True
 
@@ -517,16 +517,16 @@ class Partition(LoggedPartition):
         block = self.find_block(seq)
         if block is not None:
             block.pending_groups[block.index_of(seq)] = i16(pending_groups)
-            if pending_groups > 0 or self.counts_unclaimed():
+            if pending_groups > 0 or self.counts_without_groups():
                 self.queue.depth += 1
 
-    def uncount_retained(self, end: i64) -> None:
-        """Take messages before `end` that are only retained out of the depth.
+    def uncount_without_groups(self, end: i64) -> None:
+        """Take messages before `end` that no group has to settle out of the depth.
 
-        Called when their meaning changes: the first group starts after them, or the queue now
-        retains settled messages.
+        Called when their meaning changes: the first group starts after them, or settled messages
+        have a retention from now on.
         """
-        if self.counts_unclaimed():
+        if self.counts_without_groups():
             return
         seq = self.first_live(0)
         while seq < end:

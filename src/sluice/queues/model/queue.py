@@ -120,14 +120,14 @@ class Queue:
     # ---- changes
 
     def set_rules(self, rules: QueueRules, config: str) -> None:
-        """Set new rules. Messages that are only retained by them do not count in the depth."""
-        starts_retaining = self.rules.retention <= 0.0 < rules.retention
+        """Set new rules. Messages stored for their retention alone do not count in the depth."""
+        starts_retention = self.rules.retention <= 0.0 < rules.retention
         self.rules = rules
         self.config_json = config
         for partition in self.partitions:
             partition.retention_check_at = 0.0
-            if starts_retaining:
-                partition.uncount_retained(partition.next_seq)
+            if starts_retention:
+                partition.uncount_without_groups(partition.next_seq)
 
     def set_pause(self, pause: Pause) -> None:
         """Pause or resume all groups; `Group.update_admission` is next."""

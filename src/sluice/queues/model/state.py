@@ -29,9 +29,9 @@ class EngineState:
     def now_ms(self) -> i64:
         return int(self.now * 1000.0)
 
-    def flush_settlements(self) -> None:
+    def write_settlements(self) -> None:
         """Write the collected settlements: the next note changes their meaning."""
-        self.frame_builder.flush(self.now_ms())
+        self.frame_builder.write_collected_notes(self.now_ms())
 
     def warn(self, text: str) -> None:
         self.effects.warnings.append(text)

@@ -121,7 +121,7 @@ class EngineLoader:
 
         The row of a message with a delay has the end of the delay in place of its arrival. The
         snapshot has the arrival. Without it (a damaged store), the message counts as arrived when
-        its delay ended, or now: it may be retained for too long, but never for too short a time.
+        its delay ended, or now: it may stay stored for too long, but never for too short a time.
         """
         if record.flags & DELAYED == 0:
             return record.time
@@ -178,7 +178,7 @@ class EngineLoader:
                             _shift_to_now(lease, engine.now)
                         engine.timers.schedule_retry(lease, lease.retry_at)
                     cursor.rebuild()
-        engine.control.finish_recovery()
+        engine.delivery_control.finish_recovery()
         engine.schedules.finish_recovery()
         engine.exclusive.finish_recovery(engine.now)
 
@@ -213,9 +213,9 @@ class EngineLoader:
             pending_groups,
             arrived_ms,
         )
-        self._note_delay(partition, record)
+        self._remember_delay(partition, record)
 
-    def _note_delay(self, partition: Partition, record: Record) -> None:
+    def _remember_delay(self, partition: Partition, record: Record) -> None:
         if record.flags & DELAYED:
             partition.has_delayed = True
             self._delayed_messages.append((partition, int(record.seq), float(record.time) / 1000.0))
@@ -284,7 +284,7 @@ class EngineLoader:
         )
         pending_groups: i64 = 1 if target else len(partition.cursors)
         if queue.rules.is_compacted:
-            self._engine.compaction.replay_message(queue, partition, record.seq, message.key)
+            self._engine.key_compaction.replay_message(queue, partition, record.seq, message.key)
         self._engine.segment_usage.add(record.address, record.size)
         partition.next_seq = record.seq
         partition.append(
@@ -294,13 +294,13 @@ class EngineLoader:
             record.expires,
             record.flags,
             pending_groups,
-            message.enqueued_at,
+            message.enqueued_at_ms,
         )
-        self._note_delay(partition, record)
+        self._remember_delay(partition, record)
         if target:
             partition.skip_for_other_groups(record.seq, target)
         if message.id:
-            queue.remember_id(message.dedup_key(), float(message.enqueued_at) / 1000.0)
+            queue.remember_id(message.dedup_key(), float(message.enqueued_at_ms) / 1000.0)
             if record.flags & DELAYED:
                 queue.index_delayed(message.id, partition, record.seq)
         if missing:
@@ -342,7 +342,7 @@ class EngineLoader:
             if queue is not None:
                 queue.count_dead(reason)
             if note.has_more():
-                self._count_death(note)
+                self._count_dead_letter(note)
         elif kind == notes.QUEUE_PAUSED:
             queue = self._find_queue(note.read_int())
             if queue is not None:
@@ -432,7 +432,7 @@ class EngineLoader:
                         group.delivered += 1
                         if lease is not None:
                             group.redelivered += 1
-                    self._engine.removal.settle_message(cursor, seq, outcome)
+                    self._engine.removal.apply_settlement(cursor, seq, outcome)
                 seq = partition.first_live(seq + 1)
 
     def _apply_removed(self, note: NoteReader) -> None:
@@ -470,7 +470,7 @@ class EngineLoader:
         if lease.history and lease.history[-1].kind == history.NACKED:
             group.nacked += 1
 
-    def _count_death(self, note: NoteReader) -> None:
+    def _count_dead_letter(self, note: NoteReader) -> None:
         """Count the delivery that a dead letter ended."""
         group = self._engine.groups.get(int(note.read_int()))
         if group is not None:

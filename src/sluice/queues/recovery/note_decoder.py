@@ -17,7 +17,7 @@ from sluice.queues.log import (
     NoteReader,
     notes,
 )
-from sluice.queues.model import LEASED, WAITING, Group
+from sluice.queues.model import BACKOFF, LEASED, Group
 from sluice.store.changes import (
     Change,
     GroupDeleted,
@@ -196,7 +196,7 @@ class QueueNoteDecoder(NoteDecoder):
         changes: list[Change] = []
         for cursor in partition.cursors if partition is not None else []:
             lease = cursor.leases.get(seq)
-            if lease is not None and lease.state == WAITING:
+            if lease is not None and lease.state == BACKOFF:
                 changes.append(
                     RetryRescheduled(
                         cursor.group.name,
@@ -232,7 +232,7 @@ class QueueNoteDecoder(NoteDecoder):
                     snapshot.holders[seq] = lease.holder_client_id()
                     if lease.attempt > 1:
                         snapshot.attempts[seq] = int(lease.attempt)
-                elif lease.state == WAITING:
+                elif lease.state == BACKOFF:
                     snapshot.scheduled_retries[seq] = RetryScheduled(
                         group.name,
                         snapshot.pid,

@@ -11,13 +11,13 @@ from sluice.queues.engine import Engine
 from sluice.queues.log import CANCELLED, DEAD, EXPIRED, PURGED
 from sluice.queues.model import (
     ANY_ORDER,
+    BACKOFF,
     BREAKER_NAMES,
     CLOSED,
     DEAD_LETTERING,
     LEASED,
     READY,
     STRICT,
-    WAITING,
     Consumer,
     Cursor,
     Group,
@@ -36,7 +36,7 @@ MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a sea
 
 _PHASES: Final[dict[int, views.Phase]] = {
     LEASED: "delivered",
-    WAITING: "backoff",
+    BACKOFF: "backoff",
     READY: "due",
     DEAD_LETTERING: "dead-lettering",
 }
@@ -183,9 +183,9 @@ class GroupInspector:
         """Return the groups of the queue that have members."""
         return [group.name for group in self._group.queue.groups.values() if group.consumers]
 
-    def can_share_work(self) -> bool:
+    def can_redistribute(self) -> bool:
         """Return whether a message could go to another member if one has no capacity."""
-        return self._group.can_share_work()
+        return self._group.can_redistribute()
 
     def has_ready_messages(self, member: views.Member) -> bool:
         """Return whether a partition of a member has a message to deliver."""
@@ -230,7 +230,7 @@ class GroupInspector:
         retrying: list[Lease] = []
         for cursor in cursors:
             for lease in cursor.leases.values():
-                if lease.state == WAITING:
+                if lease.state == BACKOFF:
                     retrying.append(lease)
                 elif lease.state != LEASED:
                     return None
@@ -257,7 +257,7 @@ class GroupInspector:
                     blocker = _find_blocker(cursor, key)
                     if blocker is not None:
                         blockers.append(blocker)
-        failed = [lease for lease in blockers if lease.state == WAITING]
+        failed = [lease for lease in blockers if lease.state == BACKOFF]
         if failed:
             return _show_lease(min(failed, key=_first_delivered_at))
         held = [lease for lease in blockers if lease.state == LEASED]

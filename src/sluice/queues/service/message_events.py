@@ -26,11 +26,11 @@ def events_in_message(message: Message) -> list[Event]:
         details = []
         if message.topic:
             details.append(f"captured from {message.topic.decode('utf-8', 'replace')}")
-        if message.deliver_at:
-            details.append(f"not before {format_iso_time(float(message.deliver_at) / 1000.0)}")
-        at = float(message.enqueued_at) / 1000.0
+        if message.deliver_at_ms:
+            details.append(f"not before {format_iso_time(float(message.deliver_at_ms) / 1000.0)}")
+        at = float(message.enqueued_at_ms) / 1000.0
         return [Event(at, history.ENQUEUED, detail=", ".join(details))]
-    died_at = float(message.enqueued_at) / 1000.0
+    died_at = float(message.enqueued_at_ms) / 1000.0
     enqueued_at = _parse_time(headers.get("original-enqueued-at", "")) or died_at
     what = history.EXPIRED if headers["dead-reason"] == "expired" else history.DEAD
     texts = [headers["dead-reason"], headers.get("dead-description", "")]

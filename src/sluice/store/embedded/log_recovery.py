@@ -1,10 +1,10 @@
 """Recovery of the log when the store is opened.
 
     1  the newest valid snapshot goes to the loader
-    2  each full segment before it: rows from its index, or from its log if the index is missing or
-       damaged
+    2  each sealed segment before it: rows from its index, or from its log if the index is missing
+       or damaged
     3  the part of the snapshot's own segment that it covers: rows, from the log
-    4  every frame after it: records. Each frame's lsn is one more than the last
+    4  every frame after it: records. The number of a frame (lsn) is one more than the last
     5  a broken frame that is proven to have been synced is damage: the store does not open (with
        `salvage` it continues after the frame and lists what is lost). Any other broken frame was
        torn by a crash and never acknowledged: recovery truncates the log before it
@@ -52,7 +52,7 @@ class RecoveredLog:
         self.fd: int = -1
         self.segment: i64 = 1
         self.offset: i64 = 0
-        self.lsn: i64 = 0  # lsn of the last frame
+        self.lsn: i64 = 0  # number of the last frame
         self.rows: BytesWriter = BytesWriter()  # rows of the messages in the open segment
         self.segment_sizes: dict[int, int] = {}
 
@@ -109,7 +109,7 @@ class LogRecovery:
             self._snapshot_policy.record_loaded_snapshot(len(snapshot.state))
             for segment in listing.segments:
                 if segment < first_segment:
-                    self._load_full_segment(segment, snapshot)
+                    self._load_sealed_segment(segment, snapshot)
         elif listing.segments and listing.segments[0] != 1:
             self._report_missing_start(listing)
             first_segment = listing.segments[0]
@@ -141,7 +141,7 @@ class LogRecovery:
             if number not in listing.segments:
                 self._files.unlink(f"{self._directory}/{index_name(number)}")
 
-    # -- snapshots and full segments
+    # -- snapshots and sealed segments
 
     def _choose_snapshot(self, listing: DirectoryListing) -> StoredSnapshot | None:
         """Return the newest valid snapshot.
@@ -179,8 +179,8 @@ class LogRecovery:
             "without the snapshot, messages that were settled long ago may come back"
         )
 
-    def _load_full_segment(self, segment: int, snapshot: StoredSnapshot) -> None:
-        """Load the messages of a full segment before the snapshot's segment as rows."""
+    def _load_sealed_segment(self, segment: int, snapshot: StoredSnapshot) -> None:
+        """Load the messages of a sealed segment before the snapshot's segment as rows."""
         if segment not in snapshot.segments:
             if not self._read_only:
                 self._files.unlink(f"{self._directory}/{log_name(segment)}")
@@ -200,7 +200,7 @@ class LogRecovery:
         self._load_rows(segment, rows)
 
     def _handle_truncated_segment(self, segment: int, size: int, index: SegmentIndex) -> bytes:
-        """Handle a full segment that lost its end; return the rows of the remaining messages."""
+        """Handle a sealed segment that lost its end; return the rows of the remaining messages."""
         kept_rows = BytesWriter()
         lost = 0
         for at in range(0, len(index.rows), ROW_BYTES):
@@ -234,7 +234,7 @@ class LogRecovery:
     def _read_segment(self, segment: int, covered_bytes: i64, is_last: bool) -> None:
         """Read one log: frames before `covered_bytes` give rows, frames after it give records.
 
-        If a full segment has no index, write it.
+        If a sealed segment has no index, write it.
         """
         fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
         try:

@@ -257,7 +257,9 @@ class EmbeddedStore:
         writer.submit(self._snapshot_start)
         return self._snapshot_start
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
         """Persist a snapshot; never delete the open segment or one that does not exist."""
         writer = self._writer
         if writer is None:
@@ -265,7 +267,7 @@ class EmbeddedStore:
         start = self._snapshot_start if self._snapshot_start is not None else self._begin_snapshot()
         self._snapshot_start = None
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = self._log.delete_segments(free)
+        deleted = self._log.delete_segments(freed_segments)
         writer.submit(SnapshotJob(start, state, deleted, SnapshotCallback(self, done).call))
 
     def finish_snapshot(self) -> None:

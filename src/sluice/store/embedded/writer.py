@@ -126,12 +126,12 @@ class LogWriter:
     ) -> None:
         self._files = files
         self._directory = directory
-        self._salt: i64 = salt
+        self._salt: i64 = salt  # in each frame: marks the frames of this store
         self._fd = recovered.fd
         self._segment: i64 = recovered.segment
         self._offset: i64 = recovered.offset
-        self._lsn: i64 = recovered.lsn
-        self._rows = recovered.rows
+        self._lsn: i64 = recovered.lsn  # number of the last frame
+        self._rows = recovered.rows  # index rows of the messages in the open segment
         self._segment_bytes: i64 = segment_bytes
         # Offset up to which zeros are preallocated, if it is after the end of the log.
         self._preallocated_end: i64 = 0

@@ -306,12 +306,14 @@ class RedisStore:
         self._snapshot_frame = self._last_frame
         self._snapshot_policy.begin_snapshot()
 
-    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
         writer = self._require_writer()
         if self._snapshot_frame < 0:
             self.begin_snapshot()
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = self._log.delete_segments(free)
+        deleted = self._log.delete_segments(freed_segments)
         covered_frame, self._snapshot_frame = self._snapshot_frame, -1
         build_plan = partial(
             self._plan_builder.build_snapshot, state, deleted, covered_frame, int(self._log.segment)

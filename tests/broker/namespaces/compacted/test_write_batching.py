@@ -28,7 +28,7 @@ class BatchedBroker:
         self._set_max_batch()
 
     def _set_max_batch(self) -> None:
-        self.harness.core.exclusive_handler.max_batched = self.max_batch
+        self.harness.core.exclusive_handler.max_collected = self.max_batch
 
     def client(self, name: str) -> Client:
         if name not in self.clients:

@@ -29,23 +29,23 @@ def test_paused_group_gets_nothing_and_settles_what_it_has(engine: EngineUnderTe
     other = engine.worker(group="others")
     engine.publish(b"first")
     held = worker.lease()
-    engine.engine.control.pause_group(engine.group(), "ann", "the printer is on fire")
+    engine.engine.delivery_control.pause_group(engine.group(), "ann", "the printer is on fire")
     engine.publish(b"second")
     worker.ack(held)
     assert worker.lease_or_none() is None
     assert other.payloads() == [b"first", b"second"], "only one group is paused"
-    engine.engine.control.resume_group(engine.group())
+    engine.engine.delivery_control.resume_group(engine.group())
     engine.run_until_idle()
     assert worker.payloads() == [b"second"]
 
 
 def test_paused_queue_gives_nothing_to_present_and_future_groups(engine: EngineUnderTest) -> None:
     worker = engine.worker()
-    engine.engine.control.pause_queue(engine.queue(), "ann", "")
+    engine.engine.delivery_control.pause_queue(engine.queue(), "ann", "")
     late = engine.worker(group="late")
     engine.publish(b"job")
     assert worker.lease_or_none() is None and late.lease_or_none() is None
-    engine.engine.control.resume_queue(engine.queue())
+    engine.engine.delivery_control.resume_queue(engine.queue())
     engine.run_until_idle()
     assert worker.payloads() == late.payloads() == [b"job"]
 
@@ -54,10 +54,10 @@ def test_retry_that_comes_due_waits_for_the_end_of_the_pause(engine: EngineUnder
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
-    engine.engine.control.pause_group(engine.group(), "ann", "")
+    engine.engine.delivery_control.pause_group(engine.group(), "ann", "")
     engine.advance(seconds=60)
     assert worker.lease_or_none() is None
-    engine.engine.control.resume_group(engine.group())
+    engine.engine.delivery_control.resume_group(engine.group())
     engine.run_until_idle()
     assert worker.lease().attempt == 2
 
@@ -66,8 +66,8 @@ def test_retry_that_comes_due_waits_for_the_end_of_the_pause(engine: EngineUnder
 def test_pauses_survive_a_crash(engine: EngineUnderTest, with_snapshot: bool) -> None:
     engine.group()
     engine.queue("other")
-    engine.engine.control.pause_group(engine.group(), "ann", "the printer is on fire")
-    engine.engine.control.pause_queue(engine.queue("other"), "bob", "")
+    engine.engine.delivery_control.pause_group(engine.group(), "ann", "the printer is on fire")
+    engine.engine.delivery_control.pause_queue(engine.queue("other"), "bob", "")
     engine.run_until_idle()
     if with_snapshot:
         engine.take_snapshot()
@@ -80,7 +80,7 @@ def test_pauses_survive_a_crash(engine: EngineUnderTest, with_snapshot: bool) ->
     engine.publish(b"job")
     engine.publish(b"job", queue="other")
     assert worker.lease_or_none() is None and other.lease_or_none() is None
-    engine.engine.control.resume_group(engine.group())
+    engine.engine.delivery_control.resume_group(engine.group())
     engine.run_until_idle()
     assert worker.payloads() == [b"job"]
     engine.crash_and_restart()

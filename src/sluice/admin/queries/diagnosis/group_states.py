@@ -86,7 +86,7 @@ def _unsettled_state(
         return None
     if stored.state == views.DELAYED:
         moved_to = stored.rescheduled_to
-        due = float(message.deliver_at) / 1000.0 if moved_to is None else moved_to
+        due = float(message.deliver_at_ms) / 1000.0 if moved_to is None else moved_to
         cause = (
             "its publisher set a delay, which ends at"
             if moved_to is None
@@ -146,7 +146,7 @@ def _explain_waiting(
     if obstacle is None:
         served = f"consumer {consumer.client} serves its partition"
         return f"earlier messages come first; {served}", ""
-    if not group.has_key(location) and group.can_share_work():
+    if not group.has_key(location) and group.can_redistribute():
         return f"no consumer of group {group.name} has capacity; {obstacle.what}", obstacle.do
     return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
 
@@ -185,7 +185,7 @@ def _dead_state(
     attempts = int(headers["attempts"]) if headers.get("attempts", "").isdecimal() else 0
     why = (
         f"it was dead-lettered with reason {reason}{description} at"
-        f" {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and is in "
+        f" {phrases.format_time(float(dead_letter.enqueued_at_ms) / 1000.0, now)} and is in "
         f"{stored_messages.queue_of(location)}"
     )
     do = f"Fix the cause, then `{phrases.retry_dead_letter_command(queue, dead_letter_id)}`"

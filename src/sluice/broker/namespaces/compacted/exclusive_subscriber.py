@@ -49,7 +49,7 @@ class ExclusiveSubscriber(OwnerSubscriber):
             out.write(_SEQUENCE)
             write_binary(out, b"%d" % int(seq))
             out.write(_ENQUEUED_AT)
-            write_binary(out, format_iso_time(float(message.enqueued_at) / 1000.0).encode())
+            write_binary(out, format_iso_time(float(message.enqueued_at_ms) / 1000.0).encode())
             out.write(message.props)
             packet.raw_properties = out.getvalue()
             if message.expires:

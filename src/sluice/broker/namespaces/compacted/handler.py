@@ -6,7 +6,7 @@ $ECQ/<client>/#           subscribe, at QoS 1 and as that client: its own queue
 
 The `w` separates the two. The handler translates; the engine decides about values.
 
-Writes are batched and applied together at the end of the turn: with millions of keys, the memory
+Writes are collected and applied together at the end of the turn: with millions of keys, the memory
 that a write looks up is not in the CPU cache, and looking up many keys at once takes hardly longer
 than one (`OwnerLookup.find_values`).
 """
@@ -68,7 +68,7 @@ SUBSCRIBE_HELP: Final = (
 )
 NOT_SHARED: Final = "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 TAG_QOS_MASK: Final = 3 << 16  # of a session's tag
-MAX_BATCHED_WRITES: Final = 64  # so that their memory stays in the CPU cache
+MAX_COLLECTED_WRITES: Final = 64  # so that their memory stays in the CPU cache
 
 
 class PendingWrite:
@@ -101,21 +101,21 @@ class ExclusiveQueueHandler(NamespaceHandler):
         self._engine: Engine = engine
         self._router: Router = router
         self._turn: Turn = router.turn
-        self.max_batched: int = MAX_BATCHED_WRITES
+        self.max_collected: int = MAX_COLLECTED_WRITES
         # Reused; the first `_write_count` of them are waiting.
         self._writes: list[PendingWrite] = []
         self._write_count: i64 = 0
         # For each waiting write: the hash of its client, the hash of its key, its value's position.
-        self._client_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
-        self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
-        self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)
+        self._client_hashes: vec[i64] = zeros(MAX_COLLECTED_WRITES)
+        self._key_hashes: vec[i64] = zeros(MAX_COLLECTED_WRITES)
+        self._value_positions: vec[i64] = zeros(MAX_COLLECTED_WRITES)
         self._key_cache: KeyCache = KeyCache()
-        router.turn.add_batch(self.finish_batch)
+        router.turn.call_at_end(self.apply_collected)
         self._has_warned_unbound: bool = False  # about a client id that is not bound to a user
 
     def _begin_command(self) -> None:
         """Prepare the engine for a command, after the writes that came before it."""
-        self.finish_batch()
+        self.apply_collected()
         turn = self._turn
         self._engine.now = turn.now
         turn.schedule_flush()
@@ -123,7 +123,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
     # ---- writing
 
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
-        """Batch a PUBLISH to a topic under `$ECQ/`."""
+        """Collect a PUBLISH to a topic under `$ECQ/`."""
         if forward_publish(self._router, packet, session, connection):
             return
         turn = self._turn
@@ -159,12 +159,12 @@ class ExclusiveQueueHandler(NamespaceHandler):
         self._key_hashes[nth] = key_cache.key_hashes[slot]
         self._client_hashes[nth] = hash_name(topic, len(WRITE_PREFIX), client_end)
         self._write_count = nth + 1
-        if nth + 1 >= self.max_batched or (packet.qos == 2 and session.persistent_id):
-            self.finish_batch()  # QoS 2: the value belongs in the frame of its packet id
+        if nth + 1 >= self.max_collected or (packet.qos == 2 and session.persistent_id):
+            self.apply_collected()  # QoS 2: the value belongs in the frame of its packet id
         self._router.apply_backpressure(connection)
 
-    def finish_batch(self) -> None:
-        """Apply the batched writes.
+    def apply_collected(self) -> None:
+        """Apply the collected writes.
 
         A later packet is acknowledged after them [MQTT-4.6.0-2]: see `Namespaces.publish`.
         """

@@ -51,7 +51,7 @@ class BoundQueues(BindingTarget):
                 continue
             message = self._builder.build_bound_copy(packet, queue)
             self.copy_to_bound_queues(queue, message)
-            if not queue.rules.schema or self._schemas.fits_schema(queue, message):
+            if not queue.rules.schema or self._schemas.check_payload(queue, message):
                 self._engine.publishing.publish(queue, message, None, 0)
             copies += 1
         return copies
@@ -76,10 +76,10 @@ class BoundQueues(BindingTarget):
             copy = Message(message.payload, message.props, message.key, message.id)
             copy.topic = message.topic or b"$queue/" + source.name.encode()
             copy.priority = message.priority
-            copy.deliver_at = message.deliver_at
+            copy.deliver_at_ms = message.deliver_at_ms
             copy.expires = message.expires
             self._copy(queue, copy, visited | {queue.name})
-            if not queue.rules.schema or self._schemas.fits_schema(queue, copy):
+            if not queue.rules.schema or self._schemas.check_payload(queue, copy):
                 self._engine.publishing.publish(queue, copy, None, 0)
 
     def warn(self, text: str) -> None:

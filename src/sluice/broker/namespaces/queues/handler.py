@@ -1,6 +1,6 @@
 """Handler of `$queue/`: publishes, settlements and subscriptions of queues.
 
-The handler finds the queue and the action of a topic, and acknowledges; the engine makes every
+The handler finds the queue and the verb of a topic, and acknowledges; the engine makes every
 decision about messages. One table maps errors to reason codes.
 """
 
@@ -97,10 +97,10 @@ class QueueHandler(NamespaceHandler):
             if not session.is_proxy:
                 parsed.cell = self._router.cluster.cell_for(topic, packet.payload)
         verb = parsed.verb
-        is_settlement = ACK <= verb <= RESCHEDULE
+        is_command = ACK <= verb <= RESCHEDULE
         if parsed.cell >= 0:
             self._router.cluster.get_proxies(session).publish(
-                parsed.cell, packet, is_settlement, connection
+                parsed.cell, packet, is_command, connection
             )
             return
         try:
@@ -108,7 +108,7 @@ class QueueHandler(NamespaceHandler):
                 self._enqueue(packet, parsed, session, connection)
             elif verb == CANCEL or verb == RESCHEDULE:
                 self._commands.execute(packet, parsed, self._find_queue(parsed), session)
-            elif is_settlement:
+            elif is_command:
                 self._settlements.settle(packet, parsed, self._find_queue(parsed), session)
             else:
                 text = (
@@ -119,7 +119,7 @@ class QueueHandler(NamespaceHandler):
                 session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, text)
                 return
         except QueueError as error:
-            if not is_settlement or session.version == V5:
+            if not is_command or session.version == V5:
                 session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             elif packet.qos > 0:
                 # MQTT 3.1.1 cannot report that a settlement failed, which is no reason to end the
@@ -148,7 +148,7 @@ class QueueHandler(NamespaceHandler):
             queue = self._create_for_client(QUEUE_PUBLISH, parsed.queue, session)
         if self.bindings.queue_bindings:
             self.bindings.copy_to_bound_queues(queue, message)
-        if queue.rules.schema and not self.schemas.fits_schema(queue, message):
+        if queue.rules.schema and not self.schemas.check_payload(queue, message):
             if packet.qos > 0:
                 self._ack_after_commit(session, packet)
         elif packet.qos > 0:
@@ -184,7 +184,7 @@ class QueueHandler(NamespaceHandler):
         Return False if it does not fit the schema and went to the invalid-message queue instead.
         """
         self.bindings.copy_to_bound_queues(queue, message)
-        if queue.rules.schema and not self.schemas.fits_schema(queue, message):
+        if queue.rules.schema and not self.schemas.check_payload(queue, message):
             return False
         self.engine.publishing.publish(queue, message, None, 0)
         return True
@@ -205,7 +205,7 @@ class QueueHandler(NamespaceHandler):
                 queue = self._create_for_client(QUEUE_PUBLISH, parsed.queue, session)
             message = self._builder.build_message(will)
             self.bindings.copy_to_bound_queues(queue, message)
-            if not queue.rules.schema or self.schemas.fits_schema(queue, message):
+            if not queue.rules.schema or self.schemas.check_payload(queue, message):
                 self.engine.publishing.publish(queue, message, None, 0)
         except QueueError as error:
             self.engine.state.warn(f"a will for {will.topic.decode()} was not stored: {error}")

@@ -68,9 +68,9 @@ class MessageBuilder:
             message.priority = read_number("priority", options.priority.decode(), 0, 9)
         if options.delay:
             delay = self._engine.now + read_delay("delay", options.delay)
-            message.deliver_at = min(int(delay * 1000.0), MAX_TIMESTAMP_MS)
+            message.deliver_at_ms = min(int(delay * 1000.0), MAX_TIMESTAMP_MS)
         elif options.deliver_at:
-            message.deliver_at = read_timestamp_ms(options.deliver_at)
+            message.deliver_at_ms = read_timestamp_ms(options.deliver_at)
 
     def build_bound_copy(self, packet: Publish, queue: Queue) -> Message:
         """Convert a plain publish to a message of a queue with a binding.

@@ -146,7 +146,7 @@ class QueueConsumer(Consumer):
         self.qos: i64 = qos
         self.acks_by_puback: bool = acks_by_puback  # a PUBACK settles the delivery
         self.topic: bytes = b"$queue/" + queue.encode()
-        self.id_in_topic: bool = id_in_topic
+        self.id_in_topic: bool = id_in_topic  # for clients that cannot read user properties
         self.extra_properties: bytes = extra_properties  # subscription identifier
         self._fixed_properties: bytes = encode_user_property(
             b"queue", queue.encode()
@@ -241,7 +241,7 @@ class QueueConsumer(Consumer):
         partition = lease.cursor.partition
         seq = lease.seq
         partition_prefix = self._partition_prefix(partition.number)
-        second: i64 = message.enqueued_at // 1000
+        second: i64 = message.enqueued_at_ms // 1000
         if second != self._cached_second:
             self._cache_second(second)
         id_size: i64 = len(message.id)
@@ -291,7 +291,7 @@ class QueueConsumer(Consumer):
         else:
             out.write(_ATTEMPT)
             _write_decimal(out, attempt)
-        self._write_enqueued_at(out, message.enqueued_at)
+        self._write_enqueued_at(out, message.enqueued_at_ms)
         out.write(_TOKEN)
         write_u16(out, token_size)
         self._write_token(out, lease, partition.pid, message)
@@ -326,7 +326,7 @@ class QueueConsumer(Consumer):
 
     def _publisher_expiry(self, message: Message, ttl: float) -> float:
         """Return the publisher's expiry of a message, or 0.0 if the queue's TTL ends it."""
-        if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
+        if ttl > 0.0 and message.expires >= int(float(message.enqueued_at_ms) / 1000.0 + ttl):
             return 0.0
         return message.expires_at()
 
@@ -366,7 +366,7 @@ class QueueConsumer(Consumer):
         _write_decimal(out, lease.seq)
         out.write(_ATTEMPT)
         _write_decimal(out, lease.failures + 1)
-        self._write_enqueued_at(out, message.enqueued_at)
+        self._write_enqueued_at(out, message.enqueued_at_ms)
         out.write(_TOKEN)
         write_u16(out, self._token_size(lease, partition.pid, message))
         self._write_token(out, lease, partition.pid, message)

@@ -37,10 +37,10 @@ class SchemaChecks:
             validator = self._validators[schema] = self._make_validator(schema)
         return validator
 
-    def fits_schema(self, queue: Queue, message: Message) -> bool:
-        """Return whether a message fits the schema of its queue.
+    def check_payload(self, queue: Queue, message: Message) -> bool:
+        """Check a payload; return False if it does not fit the schema of its queue.
 
-        A message that does not fit goes to the invalid-message queue. It is refused if there is
+        Then the message went to the invalid-message queue. It is refused if there is
         none, or if that queue cannot be created. A payload that is too large is not checked,
         because that could take long: `Publishing.publish` refuses it.
         """
@@ -51,7 +51,7 @@ class SchemaChecks:
             return True
         if not queue.rules.invalid_queue_name:
             raise InvalidPayload(queue.name, fault)
-        if not self._engine.dead_letters.write_rejected(queue, message, UNACCEPTABLE, fault):
+        if not self._engine.dead_letters.write_refused(queue, message, UNACCEPTABLE, fault):
             raise InvalidPayload(
                 queue.name,
                 fault,

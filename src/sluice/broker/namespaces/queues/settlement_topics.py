@@ -103,13 +103,13 @@ class SettlementTopics:
         settler = self._find_settler(queue, options.group, session)
         token = self._token
         token.counter = 0
-        position = b""
+        location = b""
         if options.token:
             read_token(options.token, token)
-            position = options.token.partition(b".")[2]
+            location = options.token.partition(b".")[2]
         if message_ids is None or len(message_ids) == 1:
             try:
-                self._settle_one(parsed.verb, settler, message_id, token, position)
+                self._settle_one(parsed.verb, settler, message_id, token, location)
             except WrongToken:
                 self._count_wrong_token(settler)
                 raise
@@ -155,9 +155,9 @@ class SettlementTopics:
         return Settler(group, session, False, is_operator)
 
     def _settle_one(
-        self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, position: bytes
+        self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, location: bytes
     ) -> None:
-        """Settle one delivery; `position` is its position in the log, if the token has it."""
+        """Settle one delivery; `location`: its partition and sequence, if the token has them."""
         group = settler.group
         identity = settler.identity
         lookup = self._lease_lookup
@@ -178,16 +178,16 @@ class SettlementTopics:
             is_known = isinstance(error, StaleDelivery)
             if not token.counter and not self._may_settle_late(settler, message_id, is_known):
                 raise
-            if verb == ACK and lookup.ack_late(group, position or message_id, token, identity):
+            if verb == ACK and lookup.ack_late(group, location or message_id, token, identity):
                 return
             reclaimed = (
-                lookup.reclaim_lease(group, position or message_id, token, identity)
+                lookup.reclaim_lease(group, location or message_id, token, identity)
                 if verb != ACK
                 else None
             )
             if reclaimed is None:
                 if token.counter and lookup.is_token_forged(
-                    group, position or message_id, token, identity, is_known
+                    group, location or message_id, token, identity, is_known
                 ):
                     raise WrongToken(message_id.decode("utf-8", "replace")) from None
                 raise

@@ -14,8 +14,9 @@ from sluice.message import DELAYED, MAX_EXPIRES, PRIORITY_MASK
 from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.dead_letters import format_iso_time
 from sluice.queues.flow.delivery import Settlement
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import CANCELLED, NoteReader, NoteWriter, notes
 from sluice.queues.model import (
     LEASED,
@@ -33,14 +34,14 @@ class MessageCommands:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
         removal: Removal,
         appender: Appender,
         settlement: Settlement,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
         self._removal: Removal = removal
         self._appender: Appender = appender
@@ -120,27 +121,27 @@ class MessageCommands:
     def _delay(self, partition: Partition, seq: i64, due_at: float) -> None:
         """Let no group choose the message until it is due."""
         is_out_of_order = partition.flags(seq) & (DELAYED | PRIORITY_MASK) != 0
-        was_admitted = is_out_of_order and int(seq) not in partition.delayed_seqs
+        was_chosen = is_out_of_order and int(seq) not in partition.delayed_seqs
         partition.mark_delayed(seq)
         if seq >= partition.committed_end:
-            # One with a delay or a priority is already among those to admit.
+            # One with a delay or a priority is already among those to offer.
             if not is_out_of_order:
-                self._appender.admit_after_commit(partition, seq)
+                self._appender.offer_after_commit(partition, seq)
             return
         self._timers.schedule_delayed(partition, seq, due_at)
         for cursor in partition.cursors:
             if int(seq) not in cursor.leases:
-                cursor.withdraw_until_due(seq, was_admitted)
-                self._schedule.add_cursor(cursor)
+                cursor.withdraw_until_due(seq, was_chosen)
+                self._dispatch_schedule.add_cursor(cursor)
 
     def _promote(self, partition: Partition, seq: i64) -> None:
         """End the delay of a message, if it has one."""
         if int(seq) in partition.delayed_seqs:
             partition.delayed_seqs.discard(int(seq))
             partition.end_delay(seq, self._state.now)
-            partition.admit_if_out_of_order(seq)
+            partition.choose_if_out_of_order(seq)
             for cursor in partition.cursors:
-                self._schedule.add_cursor(cursor)
+                self._dispatch_schedule.add_cursor(cursor)
 
     def _check_timeouts(
         self, partition: Partition, seq: i64, message_id: bytes, due_at: float

@@ -7,7 +7,8 @@ stored: after a restart, the bucket is full and the count starts over.
 
 from __future__ import annotations
 
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import NoteReader, NoteWriter, notes
 from sluice.queues.model import (
     CLOSED,
@@ -22,9 +23,11 @@ from sluice.queues.model import (
 
 
 class DeliveryControl:
-    def __init__(self, state: EngineState, schedule: DispatchSchedule, timers: Timers) -> None:
+    def __init__(
+        self, state: EngineState, dispatch_schedule: DispatchSchedule, timers: Timers
+    ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
 
     # ---- commands of operators
@@ -33,12 +36,12 @@ class DeliveryControl:
         """Deliver nothing more to a group. Deliveries in flight can be settled."""
         group.admission.pause = Pause(self._state.now, by, reason)
         self._write_group_note(group, True)
-        self._schedule.update_admission(group)
+        self._dispatch_schedule.update_admission(group)
 
     def resume_group(self, group: Group) -> None:
         group.admission.pause = NOT_PAUSED
         self._write_group_note(group, True)
-        self._schedule.update_admission(group)
+        self._dispatch_schedule.update_admission(group)
 
     def pause_queue(self, queue: Queue, by: str, reason: str) -> None:
         """Deliver nothing more of a queue to any group, present or future."""
@@ -54,7 +57,7 @@ class DeliveryControl:
         write_pause(note, pause)
         self._state.frame_builder.add_note(note, self._state.now_ms(), True)
         for group in queue.groups.values():
-            self._schedule.update_admission(group)
+            self._dispatch_schedule.update_admission(group)
 
     # ---- deliveries and their ends; called only if the group has policies
 
@@ -70,7 +73,7 @@ class DeliveryControl:
         if group.admission.breaker.on_success(lease):
             self._write_group_note(group, False)
             self._state.warn(f"queue {group.queue.name!r}: group {group.name!r} delivers again")
-            self._schedule.update_admission(group)
+            self._dispatch_schedule.update_admission(group)
 
     def on_failed(self, lease: Lease) -> bool:
         """Report a nack or a passed deadline; return whether it counts as an attempt.
@@ -90,13 +93,13 @@ class DeliveryControl:
                     f"queue {group.queue.name!r}: the breaker of group {group.name!r} opened after "
                     f"{rules.breaker_failures} failures in a row"
                 )
-            self._schedule.update_admission(group)
+            self._dispatch_schedule.update_admission(group)
         return was_closed
 
     def finish_recovery(self) -> None:
         for group in self._state.groups.values():
             group.admission.refill()
-            self._schedule.update_admission(group)
+            self._dispatch_schedule.update_admission(group)
 
     # ---- notes
 

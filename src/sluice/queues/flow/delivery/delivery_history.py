@@ -31,7 +31,9 @@ class RecentHistory:
         events = history.events_from_headers(message) if message is not None else []
         if not events and message is not None:
             events.append(
-                HistoryEvent(float(message.enqueued_at) / 1000.0, history.ENQUEUED, "", "", 0, "")
+                HistoryEvent(
+                    float(message.enqueued_at_ms) / 1000.0, history.ENQUEUED, "", "", 0, ""
+                )
             )
         record_delivery(lease)
         events.extend(lease.history or [])
@@ -64,7 +66,7 @@ def _make_event(lease: Lease, at: float, kind: str, detail: str) -> HistoryEvent
     return HistoryEvent(at, kind, group, client_id_of(lease.holder), lease.attempt, detail)
 
 
-def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
+def record_unacked_delivery(lease: Lease, kind: str, now: float, detail: str) -> i64:
     """Record start and end of a delivery that was not acknowledged; return the number of events."""
     count = record_delivery(lease)
     events = lease.history

@@ -4,9 +4,9 @@ No member with capacity waits while a message could go to it (work conservation)
 
 * A message with a key goes to the consumer of its partition, one without a key to any member.
 * Messages for which the consumer of a partition has no capacity stay in `group.blocked_cursors`.
-  `_share_blocked` gives them to members with capacity when the turn ends: messages without a key at
-  once, and the whole partition once messages have waited in it for `rebalance_after`. The order of
-  a key still holds: its active messages count for all members.
+  `_redistribute_blocked` gives them to members with capacity when the turn ends: messages without
+  a key at once, and the whole partition once messages have waited in it for `rebalance_after`. The
+  order of a key still holds: its active messages count for all members.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from sluice.queues.bodies import BodyCache, BodyReads, decode_message
 from sluice.queues.flow.delivery.delivery_control import DeliveryControl
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
 from sluice.queues.flow.delivery.settlement import Settlement
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import Frame
 from sluice.queues.model import (
     FOR_DEAD_LETTER,
@@ -47,24 +48,24 @@ class Dispatch:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
         removal: Removal,
         retention: Retention,
         settlement: Settlement,
-        control: DeliveryControl,
+        delivery_control: DeliveryControl,
         tokens: DeliveryTokens,
         body_cache: BodyCache,
         body_reads: BodyReads,
         codec: Codec,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
         self._removal: Removal = removal
         self._retention: Retention = retention
         self._settlement: Settlement = settlement
-        self._control: DeliveryControl = control
+        self._delivery_control: DeliveryControl = delivery_control
         self._tokens: DeliveryTokens = tokens
         self._body_cache: BodyCache = body_cache
         self._body_reads: BodyReads = body_reads
@@ -82,30 +83,30 @@ class Dispatch:
                 self.dispatch_cursor(cursor)
 
     def end_turn(self) -> None:
-        """Dispatch to consumers that settled something, and share blocked messages."""
-        schedule = self._schedule
-        while schedule.has_work():
-            for consumer in schedule.take_consumers():
+        """Dispatch to consumers that settled something, and redistribute blocked messages."""
+        dispatch_schedule = self._dispatch_schedule
+        while dispatch_schedule.has_work():
+            for consumer in dispatch_schedule.take_consumers():
                 consumer.is_scheduled = False
                 self._dispatch_consumer(consumer)
                 blocked_consumer = consumer.next_blocked_consumer()
                 if blocked_consumer is not None:
-                    schedule.add(blocked_consumer)
-            for group in schedule.take_groups():
-                group.is_sharing_scheduled = False
-                self._share_blocked(group)
+                    dispatch_schedule.add(blocked_consumer)
+            for group in dispatch_schedule.take_groups():
+                group.is_redistribution_scheduled = False
+                self._redistribute_blocked(group)
 
-    def release_delayed(self, partition: Partition, seq: i64) -> None:
+    def on_delay_over(self, partition: Partition, seq: i64) -> None:
         """Make a message whose delay is over available to all groups that have not settled it."""
         partition.end_delay(seq, self._state.now)
-        partition.admit_if_out_of_order(seq)
+        partition.choose_if_out_of_order(seq)
         for cursor in partition.cursors:
-            self._schedule.add_cursor(cursor)
+            self._dispatch_schedule.add_cursor(cursor)
 
     # ---- leasing
 
     def dispatch_cursor(self, cursor: Cursor) -> None:
-        """Lease messages of the cursor to its consumer, up to its share of the capacity.
+        """Lease messages of the cursor to its consumer, up to its quota of the prefetch.
 
         The remaining capacity goes to the consumer's other partitions first: a partition that took
         all would scan far for inactive keys, and leave no capacity for the others.
@@ -120,10 +121,10 @@ class Dispatch:
             if self._dispatch_to(cursor, consumer, NO_LIMIT, False):
                 self._mark_blocked(cursor, consumer)
             return
-        share: i64 = consumer.prefetch // count
-        has_more = self._dispatch_to(cursor, consumer, share, False)
-        if cursor.in_flight >= share:
-            self._schedule.add(consumer)
+        quota: i64 = consumer.prefetch // count
+        has_more = self._dispatch_to(cursor, consumer, quota, False)
+        if cursor.in_flight >= quota:
+            self._dispatch_schedule.add(consumer)
         elif has_more:
             self._mark_blocked(cursor, consumer)
 
@@ -134,7 +135,9 @@ class Dispatch:
             candidates.append(cursor.consumer)
         full_count: i64 = 0
         while (
-            full_count < len(candidates) and not cursor.is_waiting_for_body and cursor.has_shared()
+            full_count < len(candidates)
+            and not cursor.is_waiting_for_body
+            and cursor.has_unordered()
         ):
             in_flight_before = cursor.in_flight
             cursor.next_helper = (cursor.next_helper + 1) % len(candidates)
@@ -148,11 +151,11 @@ class Dispatch:
                 full_count += 1
 
     def _dispatch_to(
-        self, cursor: Cursor, consumer: Consumer, max_in_flight: i64, shared_only: bool
+        self, cursor: Cursor, consumer: Consumer, max_in_flight: i64, unordered_only: bool
     ) -> bool:
         """Lease messages to `consumer` until `max_in_flight` of the cursor are leased.
 
-        `shared_only`: only messages without a key. Return whether the consumer had no capacity for
+        `unordered_only`: no messages with a key. Return whether the consumer had no capacity for
         messages that may be left.
         """
         if cursor.is_waiting_for_body:
@@ -162,9 +165,9 @@ class Dispatch:
         while cursor.in_flight < max_in_flight and admission.is_open:
             if not consumer.has_capacity():
                 return cursor.has_more()
-            seq = cursor.next_ready_shared() if shared_only else cursor.next_ready()
+            seq = cursor.next_ready_unordered() if unordered_only else cursor.next_ready()
             if seq < 0:
-                if not shared_only:
+                if not unordered_only:
                     cursor.blocked_since = 0.0
                 return False
             boxed_seq: object = int(seq)
@@ -203,7 +206,7 @@ class Dispatch:
         lease = cursor.leases.get(int(seq)) if len(cursor.leases) > cursor.in_flight else None
         if lease is None:
             lease = cursor.add_lease(seq, now)
-            queue.delivery_latency.add(now - float(message.enqueued_at) / 1000.0)
+            queue.delivery_latency.add(now - float(message.enqueued_at_ms) / 1000.0)
         else:
             if lease.failures and now >= self._settlement.give_up_at(lease):
                 lease.change(TIME_OUT)
@@ -219,31 +222,31 @@ class Dispatch:
         if message.id:
             group.index_by_message_id(lease, message.id)
         if group.admission.has_policies:
-            self._control.on_delivered(lease)
+            self._delivery_control.on_delivered(lease)
         consumer.deliver(lease)
 
     def _dispatch_consumer(self, consumer: Consumer) -> None:
-        """Lease messages of its partitions to a consumer: first up to their shares, then more.
+        """Lease messages of its partitions to a consumer: first up to their quotas, then more.
 
         The partitions take turns. While one of them waits for a body, the second round is skipped.
         """
         if consumer.was_offloaded and consumer.has_capacity():
             consumer.was_offloaded = False
             if consumer.group is not None:
-                # The consumer gets its share of the partitions back.
-                self._schedule.rebalance(consumer.group)
+                # The consumer gets partitions back.
+                self._dispatch_schedule.rebalance(consumer.group)
         count: i64 = len(consumer.cursors)
         if count > 0:
-            share: i64 = NO_LIMIT if count == 1 else consumer.prefetch // count
-            if self._dispatch_round(consumer, share) and count > 1 and consumer.has_capacity():
+            quota: i64 = NO_LIMIT if count == 1 else consumer.prefetch // count
+            if self._dispatch_round(consumer, quota) and count > 1 and consumer.has_capacity():
                 self._dispatch_round(consumer, NO_LIMIT)
         group = consumer.group
-        if group is None or not group.can_share_work():
+        if group is None or not group.can_redistribute():
             return
         if consumer.has_capacity():
             if group.blocked_cursors:
                 group.is_saturated = False
-                self._schedule.add_group(group)
+                self._dispatch_schedule.add_group(group)
         else:
             for cursor in consumer.cursors:
                 if cursor.has_more():
@@ -265,12 +268,12 @@ class Dispatch:
         consumer.next_cursor_index = (consumer.next_cursor_index + step) % count
         return has_bodies
 
-    # ---- sharing messages for which the consumer of a partition has no capacity
+    # ---- messages for which the consumer of their partition has no capacity
 
     def _mark_blocked(self, cursor: Cursor, consumer: Consumer) -> None:
         """Record that the partition's consumer has no capacity for deliverable messages."""
         group = cursor.group
-        if not group.can_share_work():
+        if not group.can_redistribute():
             return
         if consumer.full_since == 0.0:
             consumer.full_since = self._state.now
@@ -280,23 +283,23 @@ class Dispatch:
             cursor.is_listed_blocked = True
             group.blocked_cursors.append(cursor)
         if not group.is_saturated:
-            self._schedule.add_group(group)
+            self._dispatch_schedule.add_group(group)
 
-    def _share_blocked(self, group: Group) -> None:
+    def _redistribute_blocked(self, group: Group) -> None:
         """Lease messages whose consumers have no capacity to members that have capacity."""
         if not group.admission.is_open:
-            return  # shared when it opens
+            return  # `update_admission` schedules this again
         blocked = group.blocked_cursors
         group.blocked_cursors = []
         for cursor in blocked:
             cursor.is_listed_blocked = False
         for cursor in blocked:
-            if self._share_cursor(group, cursor) and not cursor.is_listed_blocked:
+            if self._redistribute_cursor(group, cursor) and not cursor.is_listed_blocked:
                 cursor.is_listed_blocked = True
                 group.blocked_cursors.append(cursor)
 
-    def _share_cursor(self, group: Group, cursor: Cursor) -> bool:
-        """Share the messages of one partition; return whether some are left for later."""
+    def _redistribute_cursor(self, group: Group, cursor: Cursor) -> bool:
+        """Redistribute messages of one partition; return whether some are left for later."""
         while cursor.consumer is not None and not cursor.is_waiting_for_body and cursor.has_more():
             if group.is_saturated:
                 return True
@@ -320,7 +323,7 @@ class Dispatch:
                 return False
             movable_at = _movable_at(group, cursor, consumer, member)
             if movable_at > self._state.now:
-                self._timers.schedule_handover(group, movable_at)
+                self._timers.schedule_partition_move(group, movable_at)
                 return True
             if self._is_stuck(group, consumer):
                 consumer.was_offloaded = True
@@ -364,7 +367,7 @@ class Dispatch:
             is_awaited = False
         if cursor is not None:
             self.dispatch_cursor(cursor)
-            self._schedule.add_cursor(cursor)
+            self._dispatch_schedule.add_cursor(cursor)
 
     def _on_body(self, read: BodyRead, seq: i64, message: Message, is_awaited: bool) -> None:
         cursor = read.cursor
@@ -395,8 +398,8 @@ class Dispatch:
         consumer.was_offloaded = False
         self._tokens.prepare_consumer(consumer, group.gid)
         group.add_member(consumer)
-        self._schedule.rebalance(group)
-        self._schedule.add(consumer)
+        self._dispatch_schedule.rebalance(group)
+        self._dispatch_schedule.add(consumer)
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; its deliveries fail once, without a backoff, and go to other members.
@@ -413,7 +416,7 @@ class Dispatch:
                 for lease in [held for held in cursor.leases.values() if held.consumer is consumer]:
                     lease.description = "the consumer left the group"
                     self._settlement.fail_delivery(lease, 0.0, False)
-        self._schedule.rebalance(group)
+        self._dispatch_schedule.rebalance(group)
 
     def set_identity(self, consumer: Consumer, identity: str) -> None:
         """Bind further deliveries to another identity: a session goes on as another user."""
@@ -431,8 +434,8 @@ class Dispatch:
             consumer.is_stalled = False
             consumer.active_at = self._state.now
         if consumer.group is not None:
-            self._schedule.rebalance(consumer.group)
-            self._schedule.add(consumer)
+            self._dispatch_schedule.rebalance(consumer.group)
+            self._dispatch_schedule.add(consumer)
 
     def set_prefetch(self, consumer: Consumer, prefetch: i64) -> None:
         """Change a consumer's prefetch.
@@ -442,8 +445,8 @@ class Dispatch:
         changes_draining = (consumer.prefetch == 0) != (prefetch == 0)
         consumer.prefetch = prefetch
         if changes_draining and consumer.group is not None:
-            self._schedule.rebalance(consumer.group)
-        self._schedule.add(consumer)
+            self._dispatch_schedule.rebalance(consumer.group)
+        self._dispatch_schedule.add(consumer)
 
 
 def _movable_at(group: Group, cursor: Cursor, consumer: Consumer, member: Consumer) -> float:

@@ -19,10 +19,11 @@ from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.flow.delivery.settlement import Settlement
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import ACKED
-from sluice.queues.model import LEASED, READY, WAITING, Cursor, EngineState, Group, Lease
+from sluice.queues.model import BACKOFF, LEASED, READY, Cursor, EngineState, Group, Lease
 from sluice.queues.names import parse_message_id
 
 
@@ -30,7 +31,7 @@ class LeaseLookup:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
         removal: Removal,
         settlement: Settlement,
@@ -38,7 +39,7 @@ class LeaseLookup:
         body_cache: BodyCache,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
         self._removal: Removal = removal
         self._settlement: Settlement = settlement
@@ -66,7 +67,7 @@ class LeaseLookup:
                 if self._may_settle(lease, token, identity):
                     return self._record_activity(lease, identity)
                 found = lease
-        self._schedule.clear_stalled(group, identity)
+        self._dispatch_schedule.clear_stalled(group, identity)
         if found is None:
             raise UnknownDelivery(message_id.decode("utf-8", "replace"))
         raise StaleDelivery(message_id.decode("utf-8", "replace"))
@@ -91,7 +92,7 @@ class LeaseLookup:
 
     def _record_activity(self, lease: Lease, identity: str) -> Lease:
         if lease.state != LEASED:
-            self._schedule.clear_stalled(lease.cursor.group, identity)
+            self._dispatch_schedule.clear_stalled(lease.cursor.group, identity)
         return lease
 
     # ---- deliveries of a previous run
@@ -190,7 +191,7 @@ class LeaseLookup:
             and lease.holder != identity
         ):
             return False
-        self._settlement.finish_delivery(lease, ACKED)
+        self._settlement.settle_lease(lease, ACKED)
         return True
 
     def reclaim_lease(
@@ -216,12 +217,12 @@ class LeaseLookup:
                 or (lease.state == LEASED and lease.holder == identity)
             ):
                 return lease
-            if counter < lease.token_counter or (lease.state != WAITING and lease.state != READY):
+            if counter < lease.token_counter or (lease.state != BACKOFF and lease.state != READY):
                 return None
-            if lease.state == READY and not cursor.select_out_of_order(seq):
+            if lease.state == READY and not cursor.choose_before_earlier(seq):
                 return None
         else:
-            if not cursor.select_out_of_order(seq):
+            if not cursor.choose_before_earlier(seq):
                 return None
             lease = cursor.add_lease(seq, self._state.now)
         if cursor.prefetched_bodies:

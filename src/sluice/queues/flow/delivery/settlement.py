@@ -18,19 +18,22 @@ from sluice.queues.flow.delivery.delivery_control import DeliveryControl
 from sluice.queues.flow.delivery.delivery_history import (
     RecentHistory,
     record_delivery,
-    record_end,
+    record_unacked_delivery,
     store_released,
     write_events,
 )
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
+from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
-from sluice.queues.flow.schedule import DispatchSchedule, Timers
+from sluice.queues.flow.timers import Timers
 from sluice.queues.log import ACKED, DEAD, NoteWriter, notes
 from sluice.queues.model import (
     AWAIT_RETRY,
+    BACKOFF,
     DEAD_LETTERING,
     DUE,
+    ENDED,
     FAIL,
     FORGET,
     LEASED,
@@ -39,8 +42,6 @@ from sluice.queues.model import (
     REJECT,
     RELEASE,
     SETTLE,
-    SETTLED,
-    WAITING,
     Cursor,
     EngineState,
     Lease,
@@ -58,9 +59,9 @@ class Settlement:
     def __init__(
         self,
         state: EngineState,
-        schedule: DispatchSchedule,
+        dispatch_schedule: DispatchSchedule,
         timers: Timers,
-        control: DeliveryControl,
+        delivery_control: DeliveryControl,
         removal: Removal,
         retention: Retention,
         dead_letters: DeadLetters,
@@ -70,9 +71,9 @@ class Settlement:
         ack_rows: RowBudget,
     ) -> None:
         self._state: EngineState = state
-        self._schedule: DispatchSchedule = schedule
+        self._dispatch_schedule: DispatchSchedule = dispatch_schedule
         self._timers: Timers = timers
-        self._control: DeliveryControl = control
+        self._delivery_control: DeliveryControl = delivery_control
         self._removal: Removal = removal
         self._retention: Retention = retention
         self._dead_letters: DeadLetters = dead_letters
@@ -91,9 +92,9 @@ class Settlement:
         The last holder may also acknowledge a message that waits for its retry: the work was done,
         late.
         """
-        if lease.state != SETTLED:
+        if lease.state != ENDED:
             lease.cursor.group.queue.process_latency.add(self._state.now - lease.last_delivered_at)
-            self.finish_delivery(lease, ACKED)
+            self.settle_lease(lease, ACKED)
 
     def nack(self, lease: Lease, delay_seconds: float, description: str) -> None:
         """Record a failure: retry after `delay_seconds`, or after the backoff if negative."""
@@ -117,33 +118,33 @@ class Settlement:
         if consumer is not None:
             consumer.active_at = now
             if consumer.is_stalled:
-                self._schedule.clear_stalled(lease.cursor.group, consumer.identity)
+                self._dispatch_schedule.clear_stalled(lease.cursor.group, consumer.identity)
 
     # ---- end of a delivery
 
-    def finish_delivery(self, lease: Lease, outcome: i64) -> None:
+    def settle_lease(self, lease: Lease, outcome: i64) -> None:
         """Settle a message for its group, whether a consumer holds it or not."""
         cursor = lease.cursor
         seq = lease.seq
         if outcome == ACKED:
             self._record_ack(lease)
             if cursor.group.admission.has_policies:
-                self._control.on_acked(lease)
+                self._delivery_control.on_acked(lease)
         if lease.state == LEASED:
             consumer = lease.consumer
             was_full = consumer is not None and consumer.in_flight >= consumer.prefetch
             cursor.end_delivery(lease)
-            self._schedule.on_delivery_ended(lease, consumer, True)
+            self._dispatch_schedule.on_delivery_ended(lease, consumer, True)
             if consumer is not None and was_full:
                 # A consumer with capacity was already offered all messages.
-                self._schedule.add(consumer)
+                self._dispatch_schedule.add(consumer)
         elif outcome == ACKED:
             self._record_late_ack(lease)
-        cursor.end_active(lease)
-        cursor.end_lease(lease, SETTLE)
+        cursor.deactivate(lease)
+        cursor.remove_lease(lease, SETTLE)
         cursor.log_settlement(seq, outcome, self._state.frame_builder)
-        self._removal.settle_message(cursor, seq, outcome)
-        self._schedule.on_settled(cursor)
+        self._removal.apply_settlement(cursor, seq, outcome)
+        self._dispatch_schedule.on_settled(cursor)
 
     def _record_ack(self, lease: Lease) -> None:
         """Record an acknowledgement, and the history of a message that has one."""
@@ -163,7 +164,7 @@ class Settlement:
                 lease.holder,
                 lease.publisher_message_id,
                 lease.attempt,
-                partition.arrival_ms(lease.seq) if message is None else message.enqueued_at,
+                partition.arrival_ms(lease.seq) if message is None else message.enqueued_at_ms,
                 i64(lease.last_delivered_at * 1000.0),
                 i64(self._state.now * 1000.0),
             )
@@ -212,9 +213,9 @@ class Settlement:
             if delay_seconds < 0.0
             else history.VANISHED
         )
-        if self._counts_as_attempt(lease, event_kind):
+        if self._report_failure(lease, event_kind):
             lease.failures += 1
-        event_count = record_end(lease, event_kind, self._state.now, lease.description)
+        event_count = record_unacked_delivery(lease, event_kind, self._state.now, lease.description)
         if lease.failures > rules.max_retries:
             self.dead_letter(lease, "max_retries", lease.description, by_consumer)
             return
@@ -245,15 +246,15 @@ class Settlement:
         """Take a lease away from its consumer, which then has capacity for another one."""
         consumer = lease.consumer
         lease.cursor.end_delivery(lease)
-        self._schedule.on_delivery_ended(lease, consumer, by_consumer)
+        self._dispatch_schedule.on_delivery_ended(lease, consumer, by_consumer)
         if consumer is not None:
-            self._schedule.add(consumer)
+            self._dispatch_schedule.add(consumer)
 
-    def _counts_as_attempt(self, lease: Lease, event_kind: str) -> bool:
+    def _report_failure(self, lease: Lease, event_kind: str) -> bool:
         """Tell the breaker of a failure; return whether it counts against `max_retries`."""
         if not lease.cursor.group.admission.has_policies or event_kind == history.VANISHED:
             return True
-        return self._control.on_failed(lease)
+        return self._delivery_control.on_failed(lease)
 
     def expire_leases(self, queue: Queue) -> None:
         """Fail deliveries whose deadline has passed, and mark inactive consumers as stalled."""
@@ -276,7 +277,7 @@ class Settlement:
                 and consumer.group is not None
             ):
                 consumer.is_stalled = True
-                self._schedule.rebalance(consumer.group)
+                self._dispatch_schedule.rebalance(consumer.group)
             lease = queue.deadlines.first
         if lease is not None:
             self._timers.schedule_deadline_check(queue, lease.deadline)
@@ -297,24 +298,24 @@ class Settlement:
         lease.change(event)
         cursor.requeue(lease.seq, cursor.partition.priority(lease.seq), lease.key_hash)
         self._timers.schedule_retry(lease, self.give_up_at(lease))
-        self._schedule.add_cursor(cursor)
+        self._dispatch_schedule.add_cursor(cursor)
 
     def on_retry_due(self, lease: Lease) -> None:
         """Handle a timer of a failed message: its retry, or the end of its total timeout."""
-        if lease.state != WAITING and (lease.state != READY or not lease.failures):
+        if lease.state != BACKOFF and (lease.state != READY or not lease.failures):
             return
         if self._state.now >= self.give_up_at(lease):
             self.dead_letter(lease, "timeout", lease.description, True)
-        elif lease.state == WAITING:
+        elif lease.state == BACKOFF:
             self._make_ready(lease, DUE)
 
     def reschedule_retry(self, lease: Lease, due_at: float) -> None:
         """Retry a failed message at another time, or at once. No consumer holds it."""
-        if lease.state != WAITING and lease.state != READY:
+        if lease.state != BACKOFF and lease.state != READY:
             return  # its dead letter is being written
         if due_at <= self._state.now:
             lease.retry_at = self._state.now
-            if lease.state == WAITING:
+            if lease.state == BACKOFF:
                 self._make_ready(lease, DUE)
             return
         if lease.state == READY:
@@ -331,7 +332,7 @@ class Settlement:
         _check_leased(lease)
         cursor = lease.cursor
         message = lease.message
-        event_count = record_end(lease, history.RELEASED, self._state.now, "")
+        event_count = record_unacked_delivery(lease, history.RELEASED, self._state.now, "")
         self._write_release_note(lease, event_count)
         self._end_delivery(lease, True)
         if lease.failures:
@@ -342,10 +343,10 @@ class Settlement:
         priority = cursor.partition.priority(lease.seq)
         if lease.history is not None:
             store_released(cursor, lease.seq, lease.history)
-        cursor.end_lease(lease, FORGET)
+        cursor.remove_lease(lease, FORGET)
         cursor.requeue(lease.seq, priority, lease.key_hash)
         self._expire_returned(cursor, lease.seq, message)
-        self._schedule.add_cursor(cursor)
+        self._dispatch_schedule.add_cursor(cursor)
 
     def _expire_returned(self, cursor: Cursor, seq: i64, message: Message | None) -> bool:
         """Remove a returned message if it expired meanwhile; return whether it did.
@@ -369,20 +370,20 @@ class Settlement:
 
     def dead_letter(self, lease: Lease, reason: str, description: str, by_consumer: bool) -> None:
         """Dead-letter a message in one frame with its settlement; read its body first if needed."""
-        if lease.state == SETTLED or lease.state == DEAD_LETTERING:
+        if lease.state == ENDED or lease.state == DEAD_LETTERING:
             raise StaleDelivery(message_id_of(lease).decode("utf-8", "replace"))
         message = lease.message
         if message is None:
             message = lease.cursor.partition.cached_bodies.get(int(lease.seq))
         if lease.state == LEASED:
-            lease.died_in_delivery = True
-            lease.died_of_nack = by_consumer and reason in ("max_retries", "timeout")
+            lease.ended_by_dead_letter = True
+            lease.dead_after_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
                 record_delivery(lease)  # for the other reasons, the failure was recorded before
             self._end_delivery(lease, by_consumer)
             lease.change(REJECT)
         if message is not None:
-            self._finish_dead(lease, message, reason, description)
+            self._write_dead_letter(lease, message, reason, description)
             return
         if lease.state == READY:
             lease.cursor.suspend(lease.seq)
@@ -393,11 +394,13 @@ class Settlement:
     def on_dead_letter_body(self, lease: Lease, message: Message, reason: str) -> None:
         """Complete a dead letter whose body was read."""
         if lease.state == DEAD_LETTERING:
-            self._finish_dead(lease, message, reason, lease.description)
+            self._write_dead_letter(lease, message, reason, lease.description)
 
-    def _finish_dead(self, lease: Lease, message: Message, reason: str, description: str) -> None:
+    def _write_dead_letter(
+        self, lease: Lease, message: Message, reason: str, description: str
+    ) -> None:
         self._dead_letters.write_failed(lease, message, reason, description)
-        self.finish_delivery(lease, DEAD)
+        self.settle_lease(lease, DEAD)
 
 
 def message_id_of(lease: Lease) -> bytes:

@@ -1,7 +1,6 @@
-"""Work for later: consumers to dispatch to when the turn ends, and timers.
+"""Timers of the engine: when deadlines, retries, delays, expiry and retention are due.
 
-`DispatchSchedule` also assigns partitions to members, because each change of members or capacity
-ends in a dispatch. Neither class decides what is delivered.
+They decide nothing: what is due is popped by `Engine.tick`, which calls the part that acts.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.bodies import BodyCache
-from sluice.queues.model import READY, Consumer, Cursor, EngineState, Group, Lease, Partition, Queue
+from sluice.queues.model import READY, EngineState, Group, Lease, Partition, Queue
 
 # Number of searches for settled messages within their retention.
 SWEEPS_PER_RETENTION: Final = 60.0
@@ -21,7 +19,7 @@ MIN_STALE_ENTRIES: Final = 1024
 
 
 class Timers:
-    """Times of deadlines, retries, delays, expiry, retention, handover and admission.
+    """Times of deadlines, retries, delays, expiry, retention, partition moves and admission.
 
     Each has a heap; the smallest of their first entries is the time of the next wake-up. Outdated
     entries are recognized and ignored when they come up. The `pop` methods return what is due.
@@ -36,7 +34,7 @@ class Timers:
         self._delays: list[tuple[float, int, Partition, int]] = []
         self._expiries: list[tuple[float, int, Partition]] = []
         self._retentions: list[tuple[float, int, Partition]] = []
-        self._handovers: list[tuple[float, int, Group]] = []
+        self._partition_moves: list[tuple[float, int, Group]] = []
         self._admissions: list[tuple[float, int, Group]] = []
         self._stale_entries: int = 0
 
@@ -53,8 +51,8 @@ class Timers:
             first = self._expiries[0][0]
         if self._retentions and (first == 0.0 or self._retentions[0][0] < first):
             first = self._retentions[0][0]
-        if self._handovers and (first == 0.0 or self._handovers[0][0] < first):
-            first = self._handovers[0][0]
+        if self._partition_moves and (first == 0.0 or self._partition_moves[0][0] < first):
+            first = self._partition_moves[0][0]
         if self._admissions and (first == 0.0 or self._admissions[0][0] < first):
             first = self._admissions[0][0]
         return first
@@ -111,12 +109,12 @@ class Timers:
                 return partition
         return None
 
-    def pop_handover(self) -> Group | None:
+    def pop_partition_move(self) -> Group | None:
         """Return a group in which a partition may move to another member."""
-        while self._handovers and self._handovers[0][0] <= self._state.now:
-            due_at, _, group = heapq.heappop(self._handovers)
-            if group.handover_at == due_at:
-                group.handover_at = 0.0
+        while self._partition_moves and self._partition_moves[0][0] <= self._state.now:
+            due_at, _, group = heapq.heappop(self._partition_moves)
+            if group.partition_move_at == due_at:
+                group.partition_move_at = 0.0
                 return group
         return None
 
@@ -168,12 +166,12 @@ class Timers:
             self._tie_breaker += 1
             heapq.heappush(self._retentions, (due_at, self._tie_breaker, partition))
 
-    def schedule_handover(self, group: Group, due_at: float) -> None:
+    def schedule_partition_move(self, group: Group, due_at: float) -> None:
         """Check at `due_at` whether a partition can move, unless an earlier check is scheduled."""
-        if group.handover_at == 0.0 or due_at < group.handover_at:
-            group.handover_at = due_at
+        if group.partition_move_at == 0.0 or due_at < group.partition_move_at:
+            group.partition_move_at = due_at
             self._tie_breaker += 1
-            heapq.heappush(self._handovers, (due_at, self._tie_breaker, group))
+            heapq.heappush(self._partition_moves, (due_at, self._tie_breaker, group))
 
     def schedule_admission(self, group: Group, due_at: float) -> None:
         """Check at `due_at` whether a group may deliver, unless an earlier check is scheduled."""
@@ -218,126 +216,3 @@ class Timers:
         heapq.heapify(self._expiries)
         heapq.heapify(self._retentions)
         heapq.heapify(self._delays)
-
-
-class DispatchSchedule:
-    """Consumers and groups that may get messages when the turn ends."""
-
-    def __init__(self, state: EngineState, timers: Timers, body_cache: BodyCache) -> None:
-        self._state: EngineState = state
-        self._timers: Timers = timers
-        self._body_cache: BodyCache = body_cache
-        self._consumers: list[Consumer] = []
-        # Groups with messages that members with capacity may take over from other members.
-        self._groups: list[Group] = []
-
-    def add(self, consumer: Consumer) -> None:
-        """Dispatch to a consumer that may have capacity again."""
-        if not consumer.is_scheduled:
-            consumer.is_scheduled = True
-            self._consumers.append(consumer)
-
-    def add_cursor(self, cursor: Cursor) -> None:
-        """Dispatch to the consumer of a partition that may have messages for it."""
-        if cursor.consumer is not None:
-            self.add(cursor.consumer)
-
-    def add_group(self, group: Group) -> None:
-        """Share messages of members without capacity within `group`."""
-        if not group.is_sharing_scheduled:
-            group.is_sharing_scheduled = True
-            self._groups.append(group)
-
-    def has_work(self) -> bool:
-        return len(self._consumers) > 0 or len(self._groups) > 0
-
-    def take_consumers(self) -> list[Consumer]:
-        consumers = self._consumers
-        self._consumers = []
-        return consumers
-
-    def take_groups(self) -> list[Group]:
-        if not self._groups:
-            return self._groups
-        groups = self._groups
-        self._groups = []
-        return groups
-
-    # ---- changes that lead to a dispatch
-
-    def rebalance(self, group: Group) -> None:
-        """Assign the partitions to the members and dispatch to all of them.
-
-        Messages for which one member had no capacity may now go to another one.
-        """
-        for cursor in group.rebalance():
-            cursor.blocked_since = 0.0
-            if cursor.consumer is None:
-                self._body_cache.forget_cursor(cursor)
-        for consumer in group.eligible_members():
-            self.add(consumer)
-
-    def update_admission(self, group: Group) -> None:
-        """Decide again whether a group may deliver, and dispatch to its members if it may."""
-        admission = group.admission
-        group.update_admission(self._state.now)
-        if admission.is_open:
-            for consumer in group.eligible_members():
-                self.add(consumer)
-            if group.blocked_cursors:
-                self.add_group(group)
-        elif admission.reopens_at > 0.0:
-            self._timers.schedule_admission(group, admission.reopens_at)
-
-    def clear_stalled(self, group: Group, identity: str) -> None:
-        """Mark a consumer as no longer stalled: it settled something, even if too late."""
-        for consumer in group.consumers:
-            if consumer.is_stalled and consumer.identity == identity:
-                consumer.is_stalled = False
-                consumer.active_at = self._state.now
-                self.rebalance(group)
-                return
-
-    def on_delivery_ended(self, lease: Lease, consumer: Consumer | None, by_consumer: bool) -> None:
-        """Decide about the group again after a lease was taken away from `consumer`.
-
-        `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
-        """
-        group = lease.cursor.group
-        if not group.admission.is_open:
-            # An ack or a failure has been reported before: any other end says nothing.
-            group.admission.breaker.on_probe_lost(lease)
-            self.update_admission(group)
-        if consumer is not None and by_consumer:
-            consumer.settled_at = self._state.now
-            if consumer.is_stalled:
-                consumer.is_stalled = False
-                if consumer.group is not None:
-                    self.rebalance(consumer.group)
-
-    def revoke(self, lease: Lease) -> None:
-        """Take a lease away from its consumer because its message or its group goes."""
-        consumer = lease.consumer
-        if consumer is not None:
-            consumer.on_lease_revoked(lease)
-        lease.cursor.end_delivery(lease)
-        self.on_delivery_ended(lease, consumer, False)
-        if consumer is not None:
-            self.add(consumer)
-
-    def on_settled(self, cursor: Cursor) -> None:
-        """Dispatch messages that a settlement unblocked: the next of its key, or gated ones."""
-        if cursor.low_watermark >= cursor.gate_watermark:
-            self._check_gates(cursor)
-        consumer = cursor.consumer
-        if consumer is not None and not consumer.is_scheduled and cursor.has_more():
-            consumer.is_scheduled = True
-            self._consumers.append(consumer)
-
-    def _check_gates(self, cursor: Cursor) -> None:
-        """Open gates after a cursor's low watermark has reached a gate boundary."""
-        cursor.update_gate_watermark()
-        for other in cursor.group.cursors:
-            other.open_gates()
-            self.add_cursor(other)
-        cursor.group.queue.drop_passed_gates()
