@@ -543,6 +543,7 @@ def test_nodes_shows_version_and_age(run: Run, api: FakeApi) -> None:
     api.responses["GET nodes"] = [node_view(), node_view(name="other")]
     text = run("node").stdout
     assert "2h 5m" in text and "1,234 messages" in text and "2.0 KiB" in text
+    assert "plain subscriptions" in text and "kept" not in text
     assert [cells(line)[0] for line in run("nodes").stdout.splitlines()] == [
         "node",
         "local",

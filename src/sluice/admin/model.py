@@ -336,7 +336,7 @@ class Node:
     connections: Annotated[int, Doc("Open connections")]
     sessions: Annotated[int, Doc("Sessions of connected and disconnected clients")]
     subscriptions: Annotated[int, Doc("Subscriptions to plain topics")]
-    retained: Annotated[int, Doc("Retained messages")]
+    retained: Annotated[int, Doc("Retained messages, without those of $SYS")]
     queues: Annotated[int, Doc("Queues, including dead-letter queues")]
     messages: Annotated[int, Doc("Messages of all queues that some group has not settled")]
     bytes_received: Annotated[int, Doc("Bytes from clients since the start, as the following")]

@@ -228,3 +228,13 @@ def test_route_cache_is_bounded() -> None:
     tree.find_route(b"x" * 300)
     assert 0 < len(tree._routes) <= 65_536
     assert b"x" * 300 not in tree._routes
+
+
+def test_retained_messages_of_clients_are_counted_without_those_of_the_server() -> None:
+    stored = RetainedMessages(limit=10, byte_limit=1_000_000)
+    stored.put(Publish(b"$SYS/broker/uptime", b"1", 0, True), True)
+    stored.put(Publish(b"news", b"1", 0, True), False)
+    assert stored.count_of_clients() == 1
+    stored.put(Publish(b"$SYS/broker/uptime", b"", 0, True), True)
+    stored.put(Publish(b"news", b"", 0, True), False)
+    assert stored.count_of_clients() == 0

@@ -64,7 +64,12 @@ BROKER_METRICS: Final[tuple[tuple[str, str, str, str], ...]] = (
         "Shared subscriptions among them.",
         "shared_subscriptions",
     ),
-    ("mqtt_broker_retained_messages", "gauge", "Retained messages.", "retained_messages"),
+    (
+        "mqtt_broker_retained_messages",
+        "gauge",
+        "Retained messages, without $SYS.",
+        "retained_messages",
+    ),
     ("mqtt_broker_retained_bytes", "gauge", "Bytes of retained messages.", "retained_bytes"),
     (
         "mqtt_broker_packets_received_total",

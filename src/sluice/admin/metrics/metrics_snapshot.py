@@ -95,7 +95,7 @@ def _broker_counters(facade: BrokerFacade) -> dict[str, int]:
         "sessions_expired": int(counters.sessions_expired),
         "subscriptions": int(router.subscriptions.count),
         "shared_subscriptions": int(router.subscriptions.shared_count),
-        "retained_messages": int(router.retained.count),
+        "retained_messages": router.retained.count_of_clients(),
         "retained_bytes": int(router.retained.payload_bytes),
         "packets_received": int(counters.packets_received),
         "packets_sent": int(counters.packets_sent),

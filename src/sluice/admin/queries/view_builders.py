@@ -24,7 +24,7 @@ def build_node_view(facade: BrokerFacade, name: str, store: str, build: str) -> 
         connections=int(counters.connections_open),
         sessions=len(broker.registry.sessions),
         subscriptions=broker.router.subscriptions.count,
-        retained=broker.router.retained.count,
+        retained=broker.router.retained.count_of_clients(),
         queues=len(facade.engine.queues),
         messages=facade.inspector.count_messages(),
         bytes_received=int(counters.bytes_received),

@@ -52,14 +52,14 @@ class InvalidRequest(SluiceError):
 
 class NoSuchPage(SluiceError):
     def __init__(self, path: str) -> None:
-        super().__init__(f"there is nothing at {path}", "See /docs for the paths")
+        super().__init__(
+            f"there is nothing at {path}", "The page /docs of this broker lists the paths"
+        )
 
 
 class WrongMethod(SluiceError):
     def __init__(self, method: str, path: str) -> None:
-        super().__init__(
-            f"{method} is not allowed at {path}", "See /docs; the header Allow lists the methods"
-        )
+        super().__init__(f"{method} is not allowed at {path}", "The header Allow lists the methods")
 
 
 class BodyTooLarge(SluiceError):
@@ -226,7 +226,7 @@ _PLAIN_PHRASES: Final = {
 }
 UNREADABLE_BODY_DETAIL: Final = "There was an error parsing the body"
 
-DEFAULT_REMEDY: Final = "See /docs for what is allowed"
+DEFAULT_REMEDY: Final = "The page /docs of this broker describes every field"
 
 
 class Refusal(BaseModel):

@@ -204,6 +204,10 @@ class RetainedMessages:
         node.message = message
         node.change_number = self.changes
 
+    def count_of_clients(self) -> int:
+        """Return the number of messages that clients have retained: without `$SYS/...`."""
+        return self.count - self._server_owned_count
+
     def _find(self, levels: list[bytes]) -> _Level | None:
         node = self._root
         for level in levels:

@@ -49,10 +49,10 @@ def node(cli: CommandContext) -> None:
                     "clients",
                     f"{format_plural(found['connections'], 'connection')}, "
                     f"{format_plural(found['sessions'], 'session')}, "
-                    f"{format_plural(found['subscriptions'], 'subscription')}",
+                    f"{format_plural(found['subscriptions'], 'plain subscription')}",
                 ),
                 (
-                    "kept",
+                    "stored",
                     f"{format_plural(found['messages'], 'message')} in "
                     f"{format_plural(found['queues'], 'queue')}, "
                     f"{format_count(found['retained'])} retained",
