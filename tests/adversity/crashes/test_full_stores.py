@@ -3,7 +3,8 @@
 `full_stores/version-N.tar.xz` was written by a broker with version N of the queues' state,
 `version-N.redis.xz` are the keys of the same store in Redis, `version-N.cluster.xz` those of a
 cluster of three nodes that were all stopped. `full_store.py` writes and checks them. Each store has
-a snapshot and, after it, a log.
+a snapshot and, after it, a log; those of version 7 only have a log, because snapshots of versions
+before 8 are refused.
 """
 
 from __future__ import annotations

@@ -359,7 +359,8 @@ def read_gates(note: NoteReader) -> list[PartitionGate]:
 def load_retry(note: NoteReader, cursor: Cursor) -> i64:
     """Read a delivery that waits for its retry; return its sequence.
 
-    Its token tells whether a settlement that arrives later was counted already.
+    Its token tells whether a settlement that arrives later was counted already. A log may have
+    notes from before 0.1.0, even without a snapshot: they lack the last fields.
     """
     seq = note.read_int()
     lease = cursor.leases.get(int(seq))
@@ -375,8 +376,8 @@ def load_retry(note: NoteReader, cursor: Cursor) -> i64:
     lease.description = note.read_text()
     events = lease.history if lease.history is not None else take_released(cursor, seq)
     lease.history = read_events(note, cursor.group.name, events)
-    lease.token_counter = note.read_int()
-    lease.spent_before_start = note.read_seconds()
+    lease.token_counter = note.read_int() if note.has_more() else 0
+    lease.spent_before_start = note.read_seconds() if note.has_more() else 0.0
     return seq
 
 
