@@ -43,13 +43,14 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
-from sluice.processes.cell_directory import read_cells
+from sluice.processes.cell_directory import cell_store_path, read_cells
 from sluice.queues.service import QueueTemplates
 from sluice.units import Address
 
 if TYPE_CHECKING:
     from sluice.admin.loop_bridge import LoopBridge
     from sluice.admin.rest import BulkResources
+    from sluice.cluster.bootstrap import ProcessSlot
     from sluice.cluster.membership import Directory
 
 log = logging.getLogger(__name__)
@@ -262,12 +263,12 @@ def make_admin_server(
     watermark: MemoryWatermark,
     listeners: Sequence[Listener],
     directory: Directory | None = None,
-    are_peers_local: bool = False,
+    slot: ProcessSlot | None = None,
 ) -> AdminServer | None:
     """Return the server of the admin APIs, or None if all of them are off.
 
     `listeners` will hold the open MQTT listeners. In a cluster, `directory` tells which node owns
-    which cell. `are_peers_local`: the other nodes are processes of this machine, without TLS.
+    which cell. With a `slot` the other nodes are processes of this machine, without TLS.
     """
     if settings.http is None and settings.grpc is None:
         return None
@@ -282,27 +283,37 @@ def make_admin_server(
         queues_enabled=settings.queues.enabled,
         store_fault=store_fault,
         watermark=watermark,
-        make_bulk_resources=partial(make_bulk_resources, settings),
+        make_bulk_resources=partial(make_bulk_resources, settings, directory, slot),
         listeners=lambda: {one.name: one.address for one in list(listeners)},
         directory=directory,
-        peer_tls=make_node_tls(settings) if settings.tls.http and not are_peers_local else None,
-        peer_grpc_ca=(
-            read_node_ca(settings) if settings.tls.grpc and not are_peers_local else None
-        ),
+        peer_tls=make_node_tls(settings) if settings.tls.http and slot is None else None,
+        peer_grpc_ca=(read_node_ca(settings) if settings.tls.grpc and slot is None else None),
     )
     return AdminServer(loop_bridge, admin_authenticator, options)
 
 
-def make_bulk_resources(settings: Settings) -> BulkResources:
+def make_bulk_resources(
+    settings: Settings, directory: Directory | None, slot: ProcessSlot | None
+) -> BulkResources:
     from sluice.admin.rest import BulkResources  # with the HTTP libraries, on first use
 
+    has_files = settings.store == "embedded"
+    upload_path = settings.data if has_files else None
     return BulkResources(
-        settings.data if settings.store == "embedded" else None,
+        upload_path if slot is None else slot.upload_path,
+        partial(_store_directory, settings, directory) if has_files else None,
         settings.bulk.max_batch_bytes,
         settings.bulk.max_stage_bytes,
         settings.bulk.stage_ttl,
         settings.bulk.max_batch_rows,
     )
+
+
+def _store_directory(settings: Settings, directory: Directory | None, queue: str) -> str:
+    """Return the directory of the embedded store that has a queue."""
+    if directory is None:
+        return str(settings.data)
+    return str(cell_store_path(settings.data, directory.cell_of_queue(queue)))
 
 
 def make_node_tls(settings: Settings) -> ssl.SSLContext:

@@ -209,8 +209,7 @@ class BrokerHost(CommitListener):
             self._core.broker,
             store,
             build_mode(),
-            # Bulk readers know the files of one store.
-            has_segment_files=self._settings.store == "embedded" and self._cell_store is None,
+            has_segment_files=self._settings.store == "embedded",
             store_status=store_status,
         )
 

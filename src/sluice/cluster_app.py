@@ -246,7 +246,7 @@ class ClusterServer:
             self._watermark,
             self.listeners,
             directory,
-            are_peers_local=self._slot is not None,
+            self._slot,
         )
         if self.admin_server is not None:
             self.admin_listeners = await self.admin_server.start()

@@ -404,7 +404,7 @@ async def test_concurrent_readers_have_separate_processes_that_outlive_each_othe
 async def test_next_reader_reuses_the_process_and_a_concurrent_one_gets_its_own(
     tmp_path: Path,
 ) -> None:
-    pool = WorkerPool(str(tmp_path), ReadThrottle(), max_workers=2)
+    pool = WorkerPool(lambda queue: str(tmp_path), ReadThrottle(), max_workers=2)
     wanted = ReadRequest("q", (PartitionRange(0, 0, 1),), ["value"])
     output, controls = socket.socket(), list[socket.socket]()
 

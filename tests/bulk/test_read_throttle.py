@@ -213,7 +213,7 @@ async def test_every_part_of_a_range_waits_for_its_turn(in_files: bool, tmp_path
     (tmp_path / log_name(1)).write_bytes(b"".join(record(seq) for seq in range(ROWS)))
     throttle = RecordingThrottle()
     wanted = ReadRequest("q", (PartitionRange(0, 0, ROWS),), ["value"])
-    pool = WorkerPool(str(tmp_path), throttle)
+    pool = WorkerPool(lambda queue: str(tmp_path), throttle)
     reading: WorkerReader | LocalReader = (
         WorkerReader(pool, wanted, slices)
         if in_files

@@ -153,17 +153,17 @@ class WorkerPool:
     There may be one worker per core, because the readers of one share an interpreter lock: while
     it builds a batch for one reader, no other can send. A reader gets the worker with the fewest
     readers, and a new worker only if all have some. So a single client uses one process, with its
-    maps, for everything.
+    maps, for everything. `directory_of` returns the directory of the store with a queue.
     """
 
     def __init__(
         self,
-        directory: str,
+        directory_of: Callable[[str], str],
         throttle: ReadThrottle,
         idle_seconds: float = IDLE_SECONDS,
         max_workers: int = 0,
     ) -> None:
-        self._directory = directory
+        self._directory_of = directory_of
         self.throttle = throttle
         self._idle_seconds = idle_seconds
         self._max_workers = max_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
@@ -204,7 +204,7 @@ class WorkerPool:
             theirs.close()
         ours.setblocking(False)
         command = {
-            "directory": self._directory,
+            "directory": self._directory_of(request.queue),
             "queue": request.queue,
             "parts": [(part.partition, pid) for part, pid in zip(request.parts, pids, strict=True)],
             "columns": request.columns,

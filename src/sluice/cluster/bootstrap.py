@@ -35,6 +35,7 @@ class ProcessSlot:
     count: int  # of processes
     channel: socket.socket  # to the supervisor
     link_path: Path  # the Unix socket for links from the other processes
+    upload_path: Path  # a directory for uploads to this process
 
     @property
     def name(self) -> str:

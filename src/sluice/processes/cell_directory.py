@@ -3,7 +3,7 @@
 lock            held while the node runs, as by a node with one process
 cells/count     one line of text: the number of cells; written last when the node is created
 cells/<number>  the embedded store of each cell
-links/          the Unix sockets between the processes, while they run
+run/            Unix sockets between the processes, and uploads, while they run
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.store.embedded import LOCK_FILE, DirectoryListing, FileSystem, write
 
 CELLS_DIRECTORY: Final = "cells"
 COUNT_FILE: Final = "count"
-LINKS_DIRECTORY: Final = "links"
+RUN_DIRECTORY: Final = "run"
 MAX_CELLS: Final = 64
 MAX_SOCKET_PATH_BYTES: Final = 95  # the system allows 103 or 107
 
@@ -53,7 +53,8 @@ class CellDirectory:
 
     def __init__(self, data: Path) -> None:
         self.path = data
-        self.links = data / LINKS_DIRECTORY
+        self._run = data / RUN_DIRECTORY
+        self._sockets = self._run
         self._files = FileSystem()
         self._lock_fd = -1
 
@@ -67,7 +68,7 @@ class CellDirectory:
             found = read_cells(self.path)
             if not found:
                 self._create(cells)
-            self._make_links()
+            self._make_run_directory()
             return found or cells
         except OSError as fault:
             raise StoreNotOpened(path, fault) from fault
@@ -76,7 +77,7 @@ class CellDirectory:
         if read_cells(self.path):
             return
         found = DirectoryListing(self._files.list_names(str(self.path)))
-        foreign = [one for one in found.foreign if one not in (CELLS_DIRECTORY, LINKS_DIRECTORY)]
+        foreign = [one for one in found.foreign if one not in (CELLS_DIRECTORY, RUN_DIRECTORY)]
         if found.is_store:
             raise StoreError(
                 f"{self.path} has the store of a node with one process",
@@ -95,19 +96,22 @@ class CellDirectory:
         write_file_atomically(self._files, folder, COUNT_FILE, [b"%d\n" % cells])
         self._files.sync_directory(folder)
 
-    def _make_links(self) -> None:
-        """Make an empty directory for sockets, elsewhere if its path is too long for a socket."""
-        if len(os.fsencode(self.links.absolute())) > MAX_SOCKET_PATH_BYTES:
-            self.links = Path(tempfile.mkdtemp(prefix="sluice-"))
-            return
-        shutil.rmtree(self.links, ignore_errors=True)
-        self.links.mkdir(mode=0o700)
+    def _make_run_directory(self) -> None:
+        """Make it empty. The sockets are elsewhere if its path is too long for them."""
+        shutil.rmtree(self._run, ignore_errors=True)
+        self._run.mkdir(mode=0o700)
+        if len(os.fsencode(self._run.absolute())) > MAX_SOCKET_PATH_BYTES:
+            self._sockets = Path(tempfile.mkdtemp(prefix="sluice-"))
 
     def link_path(self, process: int) -> Path:
         """Return the path of the socket on which a process accepts links."""
-        return self.links.absolute() / f"{process}.sock"
+        return self._sockets.absolute() / f"{process}.sock"
+
+    def upload_path(self, process: int) -> Path:
+        return self._run / f"uploads-{process}"
 
     def close(self) -> None:
-        shutil.rmtree(self.links, ignore_errors=True)
+        for path in {self._run, self._sockets}:
+            shutil.rmtree(path, ignore_errors=True)
         self._files.close(self._lock_fd)
         self._lock_fd = -1

@@ -112,7 +112,9 @@ def _run_process(
     """Run one process, in itself; return its exit code."""
     from sluice import cluster_app
 
-    slot = ProcessSlot(number, count, channel, directory.link_path(number))
+    slot = ProcessSlot(
+        number, count, channel, directory.link_path(number), directory.upload_path(number)
+    )
     own = _settings_of_process(settings, number, count, cells, listeners)
     try:
         uvloop.run(cluster_app.run(own, read_settings, slot))

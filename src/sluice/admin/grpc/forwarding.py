@@ -38,6 +38,11 @@ GATHERED_METHODS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 }
 
 
+# Calls about the node that answers, to which all processes of one node contribute.
+MERGED_METHODS: Final = ("GetNode", "GetStore")
+NODE_NAME: Final = "local"  # as of a node with one process
+
+
 class GrpcForwarder:
     """Forward calls. `ca_certificate` signs the other nodes' gRPC listeners; None: no TLS."""
 
@@ -64,6 +69,10 @@ class GrpcForwarder:
             return await self._gather(method, request, metadata, await handle(request, context))
         if method in ("GetClient", "KickClient"):
             return await self._ask_for_client(method, request, metadata, handle, context)
+        if method in MERGED_METHODS and self._directory.process_names:
+            return await self._merge_processes(
+                method, request, metadata, await handle(request, context)
+            )
         cell = self._cell_of_request(method, request)
         if cell < 0:
             return await handle(request, context)
@@ -161,6 +170,24 @@ class GrpcForwarder:
             merged.next = order(found[limit - 1])
         return merged
 
+    async def _merge_processes(
+        self, method: str, request: Any, metadata: list[tuple[str, str]], local_response: Any
+    ) -> Any:
+        """Add the figures of the other processes of this node."""
+        calls = [
+            self._call(node, method, request, metadata, GATHER_TIMEOUT_SECONDS)
+            for node in self._directory.other_nodes()
+            if node.grpc
+        ]
+        for part in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(part, BaseException):
+                log.warning("process did not answer", extra={"fault": str(part)})
+            else:
+                _add_figures(local_response, part)
+        if method == "GetNode":
+            local_response.name = NODE_NAME
+        return local_response
+
     def _channel(self, address: str) -> Any:
         channel = self._channels.get(address)
         if channel is None:
@@ -184,3 +211,15 @@ def _created_queue_name(config: str) -> str:
         return ""
     name = parsed.get("name") if isinstance(parsed, dict) else None
     return strip_queue_prefix(name) if isinstance(name, str) else ""
+
+
+def _add_figures(total: Any, part: Any) -> None:
+    """Add the counts of `part`, and combine its states, as `rest.forwarding.one_node`."""
+    for known in total.DESCRIPTOR.fields:
+        if known.type == known.TYPE_INT64:
+            setattr(total, known.name, getattr(total, known.name) + getattr(part, known.name))
+    if "healthy" in total.DESCRIPTOR.fields_by_name:
+        total.healthy = total.healthy and part.healthy
+        total.fault = total.fault or part.fault
+    else:
+        total.stopping = total.stopping or part.stopping

@@ -62,6 +62,11 @@ class Directory:
         self.load_timeouts = load_timeouts
 
     @property
+    def process_names(self) -> tuple[str, ...]:
+        """Return the names of all processes if the nodes are those of one node, else nothing."""
+        return self._coordinator.expected_names
+
+    @property
     def node_id(self) -> str:
         return self._node_id()
 

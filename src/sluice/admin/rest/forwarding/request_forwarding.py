@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
@@ -28,6 +28,7 @@ from sluice.admin.rest.forwarding.distributed_commit import (
     DistributedCommit,
     HttpTimeout,
 )
+from sluice.admin.rest.forwarding.one_node import MERGED_PATHS, READY_PATH, Pages
 from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
 from sluice.admin.rest.middleware import replay_body, wait_disconnected
 from sluice.admin.rest.params import parse_queue_name
@@ -101,10 +102,21 @@ class RestForwarder:
         await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(API_PREFIX):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if self._directory.process_names and LOCAL_ONLY_HEADER not in headers:
+            merge = MERGED_PATHS.get(scope["path"])
+            if merge is not None and scope["method"] == "GET":
+                await self._merge_processes(scope, receive, send, merge)
+                return
+            if scope["path"] == READY_PATH:
+                await self._check_processes(scope, receive, send)
+                return
+        if not scope["path"].startswith(API_PREFIX):
+            await self._app(scope, receive, send)
+            return
         gathered = self._gathered_list(scope)
         if gathered is not None:
             if LOCAL_ONLY_HEADER not in headers:
@@ -330,6 +342,68 @@ class RestForwarder:
             local_response.headers.append((MISSING_HEADER, ", ".join(missing).encode()))
         local_response.body = json.dumps(merged, separators=(",", ":")).encode()
         await local_response.replay(send)
+
+    # ---- one node of several processes
+
+    async def _merge_processes(
+        self, scope: Scope, receive: Receive, send: Send, merge: Callable[[Pages], bytes]
+    ) -> None:
+        """Answer with the merged responses of all processes of this node."""
+        others = asyncio.create_task(self._ask_processes(scope))
+        local_response = _BufferedResponse()
+        await self._app(scope, receive, local_response.send)
+        pages: dict[str, bytes | None] = {}
+        for name, answer in (await others).items():
+            if name == self._directory.node_name:
+                pages[name] = local_response.body
+            else:
+                is_usable = answer is not None and answer.status_code == 200
+                pages[name] = answer.content if answer is not None and is_usable else None
+        if local_response.status == 200:
+            missing = [name for name, page in pages.items() if page is None]
+            if missing:
+                local_response.headers.append((MISSING_HEADER, ", ".join(missing).encode()))
+            local_response.body = merge(pages)
+        await local_response.replay(send)
+
+    async def _check_processes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer whether every process is ready, as the first one that is not."""
+        for name, answer in (await self._ask_processes(scope)).items():
+            if name == self._directory.node_name:
+                continue
+            if answer is None:
+                refusal = Busy(f"{name} does not answer", "Wait until it has been restarted")
+                await render_refusal(refusal)(scope, receive, send)
+                return
+            if answer.status_code != 200:
+                response = _BufferedResponse()
+                response.status = answer.status_code
+                response.headers = [(b"content-type", b"application/json")]
+                response.body = answer.content
+                await response.replay(send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _ask_processes(self, scope: Scope) -> dict[str, httpx.Response | None]:
+        """Ask the other processes for their own response; None if one does not answer."""
+        import httpx
+
+        nodes = {node.name: node for node in self._directory.other_nodes() if node.http}
+
+        async def ask(name: str) -> httpx.Response | None:
+            node = nodes.get(name)
+            if node is None:
+                return None
+            request = self._build_request(node, scope, marker_header=LOCAL_ONLY_HEADER)
+            try:
+                async with asyncio.timeout(GATHER_TIMEOUT_SECONDS):
+                    return await self._client.send(request)
+            except (httpx.HTTPError, TimeoutError) as fault:
+                log.warning("process did not answer", extra={"node": name, "fault": str(fault)})
+                return None
+
+        names = self._directory.process_names
+        return dict(zip(names, await asyncio.gather(*(ask(name) for name in names)), strict=True))
 
     async def fetch_all(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> list[Any]:
         """Return a list of the other nodes for a client with these headers."""

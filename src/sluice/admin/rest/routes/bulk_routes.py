@@ -8,6 +8,7 @@ staged, and a batch of stages is committed in one step, exactly once. The work i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
@@ -91,12 +92,14 @@ MIN_UPLOAD_RATE: Final = 8192  # bytes per second
 class BulkResources:
     """Resources that the routes share: the workers, the stages, and the closing event.
 
-    `data` is the directory whose files a worker can read; None if the store has no files.
+    `data` is a directory for uploads, None for memory. `directory_of` returns the directory whose
+    files a worker can read for a queue; None if the store has no files.
     """
 
     def __init__(
         self,
         data: FilePath | None = None,
+        directory_of: Callable[[str], str] | None = None,
         max_batch_bytes: int = 32 << 20,
         max_stage_bytes: int = 1 << 30,
         stage_seconds: float = 3600.0,
@@ -104,7 +107,7 @@ class BulkResources:
     ) -> None:
         self.throttle = ReadThrottle()
         self.reader_slots = ReaderSlots()
-        self.worker_pool = None if data is None else WorkerPool(str(data), self.throttle)
+        self.worker_pool = None if directory_of is None else WorkerPool(directory_of, self.throttle)
         self.stages = StageStore(
             data, max_batch_bytes, max_stage_bytes, stage_seconds, max_batch_rows=max_batch_rows
         )
