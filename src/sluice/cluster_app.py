@@ -36,7 +36,7 @@ from sluice.app import (
 )
 from sluice.broker.broker import Broker
 from sluice.broker.net import ConnectionLimits, Listener
-from sluice.broker.sys_topics import SysTopics
+from sluice.broker.sys_topics import CounterExchange, SysTopics
 from sluice.broker_host import BrokerHost, build_mode, find_fatal_error, log_event
 from sluice.cluster.bootstrap import (
     ProcessSlot,
@@ -49,7 +49,13 @@ from sluice.cluster.bootstrap import (
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.client_ingress import ClientIngress
 from sluice.cluster.failure_detector import FailureDetector
-from sluice.cluster.membership import CoordinatorError, Directory, NodeInfo, ProcessKv
+from sluice.cluster.membership import (
+    CoordinatorError,
+    Directory,
+    Membership,
+    NodeInfo,
+    ProcessKv,
+)
 from sluice.cluster.node import Node
 from sluice.config.queue_settings import make_templates
 from sluice.config.settings import Settings
@@ -109,6 +115,24 @@ async def run(
     if server.failure is not None:
         raise server.failure
     log.info("stopped")
+
+
+class ProcessCounters(CounterExchange):
+    """Exchanges the counters of `$SYS` between the processes of a node, at their supervisor."""
+
+    def __init__(self, coordinator: Membership) -> None:
+        self._coordinator = coordinator
+        self._sharing: asyncio.Task[None] | None = None
+
+    def exchange(self, values: dict[str, int]) -> list[dict[str, int]]:
+        self._sharing = asyncio.get_running_loop().create_task(self._share(values))
+        this_node = self._coordinator.node_id
+        known = self._coordinator.counters.items()
+        return [counters for node_id, counters in known if node_id != this_node]
+
+    async def _share(self, values: dict[str, int]) -> None:
+        with suppress(CoordinatorError):  # this process is stopping
+            await self._coordinator.share_counters(values)
 
 
 class ClusterServer:
@@ -204,7 +228,8 @@ class ClusterServer:
         self.coordinator.on_lost = self._on_lost
         await self._join()
         self._failure_detector.start()
-        SysTopics(self._node_broker, __version__, self._brokers).start()
+        others = ProcessCounters(self.coordinator) if self._slot is not None else None
+        SysTopics(self._node_broker, __version__, self._brokers, others).start()
         watch_memory(self._watermark, self._node_broker)
         with suppress(TimeoutError):
             # Cells of another process may be loaded for long, and no other node could take them.

@@ -28,8 +28,8 @@ class NodeOfProcesses:
         self._port = 0
         self.broker: Broker | None = None
 
-    def start(self, processes: int, *flags: str, cells: int = CELLS) -> Broker:
-        config = f"[processes]\ncells = {cells}\n"
+    def start(self, processes: int, *flags: str, cells: int = CELLS, config: str = "") -> Broker:
+        config += f"[processes]\ncells = {cells}\n"
         flags = ("--processes", str(processes), "--mqtt", f"127.0.0.1:{self._port}", *flags)
         self.broker = Broker(self._folder, config, flags, {})
         self._port = self.broker.mqtt.port

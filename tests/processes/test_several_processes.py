@@ -197,3 +197,14 @@ def test_second_node_at_the_same_directory_or_port_is_refused(
     other = NodeOfProcesses(tmp_path / "other")
     with pytest.raises(AssertionError, match=f"the mqtt listener cannot use 127.0.0.1:{node.port}"):
         other.start(2, "--mqtt", f"127.0.0.1:{node.port}")
+
+
+async def test_sys_topics_count_the_clients_of_all_processes(node: NodeOfProcesses) -> None:
+    node.start(2, config='[mqtt]\nsys_interval = "200ms"\n')
+    async with clients_everywhere(node) as clients:
+        for client in clients:  # at any process
+            await client.subscribe("$SYS/broker/clients/connected")
+        for client in clients:
+            async for message in client.messages():
+                if int(message.payload) == len(clients):
+                    break

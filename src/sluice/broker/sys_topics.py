@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp
 
+from mypy_extensions import mypyc_attr
+
 from sluice.broker.broker import Broker
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish
@@ -16,18 +18,32 @@ from sluice.wire.packets import Publish
 _LOAD_WINDOWS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CounterExchange:
+    """Shares the counters of this process with other processes of the node; here there are none."""
+
+    def exchange(self, values: dict[str, int]) -> list[dict[str, int]]:
+        """Share the counters of this process and return those of the others, if known."""
+        return []
+
+
 class SysTopics(Deadline):
     """Publish changed values each `limits.sys_interval` seconds.
 
     With `cells`, the values are the sums over these cells, and each of them has the topics: a node
-    of a cluster reports about itself.
+    of a cluster reports about itself. With `others`, those of other processes are added.
     """
 
     def __init__(
-        self, broker: Broker, version: str, cells: Callable[[], list[Broker]] | None = None
+        self,
+        broker: Broker,
+        version: str,
+        cells: Callable[[], list[Broker]] | None = None,
+        others: CounterExchange | None = None,
     ) -> None:
         self._broker = broker
         self._cells = cells
+        self._others = CounterExchange() if others is None else others
         self._known_brokers: list[Broker] = []  # brokers that have the topics already
         self._version = version
         self._interval: float = broker.limits.sys_interval
@@ -97,6 +113,8 @@ class SysTopics(Deadline):
             self._known_brokers = []
             return  # a node without a cell has no subscribers
         values = self.collect_values()
+        for part in self._others.exchange(values):
+            values = {name: value + part.get(name, 0) for name, value in values.items()}
         uptime = int(self._broker.turn.now - self._broker.started_at)
         texts = {name: str(value) for name, value in values.items()}
         texts["version"] = f"sluice {self._version}"

@@ -6,6 +6,7 @@
       claims/<cell>                 id of the node that owns the cell; outlives the node
       suspicions/<id>/<id>          suspected node, reporting node; under the reporter's lease
       avoided/<cell>/<id>           node that could not load the cell in time; under its lease
+      counters/<id>                 counters of a process for $SYS, under its lease
 
 Invariant: a node may own cells for the length of its lease, counted from when it *sent* the
 renewal. The KV counts from when it received the renewal, so it never ends a lease before the node
@@ -15,6 +16,7 @@ has stopped.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -47,6 +49,7 @@ class Membership:
         self.suspicions: dict[str, set[str]] = {}
         self.avoided: dict[int, set[str]] = {}
         self.expected_names = expected_names
+        self.counters: dict[str, dict[str, int]] = {}  # by node id, as nodes share them
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._kv = kv
@@ -64,6 +67,11 @@ class Membership:
     @property
     def may_own(self) -> bool:
         return self._is_registered and asyncio.get_running_loop().time() < self._may_own_until
+
+    @property
+    def node_id(self) -> str:
+        """Return the id under which this node has joined last, or an empty string."""
+        return self._this_node.id if self._this_node is not None else ""
 
     # ---- joining and leaving
 
@@ -254,6 +262,13 @@ class Membership:
         await self._kv.put_with_lease(f"avoided/{cell}/{this_node.id}", b"slow", self._lease)
         await self._wait_until(lambda: this_node.id in self.avoided.get(cell, ()))
 
+    async def share_counters(self, counters: dict[str, int]) -> None:
+        """Let the other nodes know these counters, until this node leaves."""
+        this_node, lease = self._this_node, self._lease
+        if this_node is not None and lease is not None:
+            value = json.dumps(counters, separators=(",", ":")).encode()
+            await self._kv.put_with_lease(f"counters/{this_node.id}", value, lease)
+
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a write has come back: then it is visible in the order that all nodes see."""
         with suppress(TimeoutError):
@@ -269,6 +284,7 @@ class Membership:
         self.claims.clear()
         self.suspicions.clear()
         self.avoided.clear()
+        self.counters.clear()
         self._apply_changes(list(entries.items()))
 
     def _apply_changes(self, changes: Sequence[Change]) -> None:
@@ -302,6 +318,11 @@ class Membership:
         elif kind == "suspicions":
             suspect, _, by = rest.partition("/")
             _apply_report(self.suspicions, suspect, by, value is not None)
+        elif kind == "counters":
+            if value is None:
+                self.counters.pop(rest, None)
+            else:
+                self.counters[rest] = json.loads(value)
         elif kind == "avoided":
             cell, _, by = rest.partition("/")
             if cell.isdecimal():
