@@ -42,7 +42,7 @@ from sluice.process.memory_watermark import MemoryWatermark
 from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.log import RestoredRecord
-from sluice.queues.model import MAX_ROWS, Alert, RowBudget
+from sluice.queues.model import MAX_ROWS, Alert, Queue, RowBudget
 from sluice.queues.recovery import unusable_record
 from sluice.queues.service import QueueTemplates, parse_stored_rules
 from sluice.store.protocol import RecoveryReport, Store
@@ -240,6 +240,10 @@ class BrokerHost(CommitListener):
         """Return the admin service of an open core."""
         assert self._admin_service is not None
         return self._admin_service
+
+    def check_same_cell(self, queue: Queue) -> None:
+        """Refuse the rules of a recovered queue if they name queues of other cells."""
+        self._core.queue_handler.service.check_same_cell(queue.rules)
 
     def make_loop_bridge(self) -> LoopBridge:
         """Return the bridge through which admin APIs call the loop of an open core."""

@@ -3,6 +3,7 @@
 lock            held while the node runs, as by a node with one process
 cells/count     one line of text: the number of cells; written last when the node is created
 cells/<number>  the embedded store of each cell
+conversion/     unfinished cells, while the store of one process is divided
 run/            Unix sockets between the processes, and uploads, while they run
 """
 
@@ -18,8 +19,10 @@ from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
 from sluice.store.embedded import LOCK_FILE, DirectoryListing, FileSystem, write_file_atomically
 
 CELLS_DIRECTORY: Final = "cells"
+STAGING_DIRECTORY: Final = "conversion"  # unfinished cells
 COUNT_FILE: Final = "count"
 RUN_DIRECTORY: Final = "run"
+OWN_DIRECTORIES: Final = (CELLS_DIRECTORY, STAGING_DIRECTORY, RUN_DIRECTORY)
 MAX_CELLS: Final = 64
 MAX_SOCKET_PATH_BYTES: Final = 95  # the system allows 103 or 107
 
@@ -48,6 +51,14 @@ def read_cells(data: Path) -> int:
     return int(text)
 
 
+def record_cells(data: Path, cells: int) -> None:
+    """Record the number of cells; from then on they are complete."""
+    files, folder = FileSystem(), str(data / CELLS_DIRECTORY)
+    files.make_directory(folder)
+    write_file_atomically(files, folder, COUNT_FILE, [b"%d\n" % cells])
+    files.sync_directory(folder)
+
+
 class CellDirectory:
     """The data directory of this node, locked from `open` to `close`."""
 
@@ -58,43 +69,41 @@ class CellDirectory:
         self._files = FileSystem()
         self._lock_fd = -1
 
-    def open(self, cells: int) -> int:
-        """Lock the directory, create `cells` cells if it is new, and return their number."""
+    def open(self) -> None:
+        """Lock the directory, and create it if it is missing."""
         files, path = self._files, str(self.path)
         try:
             files.make_directory(path)
-            self._check_usable()
+            self._check_not_foreign()
             self._lock_fd = files.lock(f"{path}/{LOCK_FILE}")
-            found = read_cells(self.path)
-            if not found:
-                self._create(cells)
             self._make_run_directory()
-            return found or cells
         except OSError as fault:
             raise StoreNotOpened(path, fault) from fault
 
-    def _check_usable(self) -> None:
-        if read_cells(self.path):
-            return
-        found = DirectoryListing(self._files.list_names(str(self.path)))
-        foreign = [one for one in found.foreign if one not in (CELLS_DIRECTORY, RUN_DIRECTORY)]
-        if found.is_store:
-            raise StoreError(
-                f"{self.path} has the store of a node with one process",
-                "Start with --processes 1, or give --data a new directory",
-            )
-        if foreign:
+    def _check_not_foreign(self) -> None:
+        """Refuse to begin among the files of others, such as a home directory."""
+        found = self._list()
+        foreign = [one for one in found.foreign if one not in OWN_DIRECTORIES]
+        if foreign and not found.is_store and not read_cells(self.path):
             raise StoreError(
                 f"{self.path} is not a store and not empty: it has {foreign[0]!r}",
                 "Give a new or empty directory; nothing was written",
             )
 
-    def _create(self, cells: int) -> None:
-        """Record the number of cells; each store is created when it is opened."""
-        folder = str(self.path / CELLS_DIRECTORY)
-        self._files.make_directory(folder)
-        write_file_atomically(self._files, folder, COUNT_FILE, [b"%d\n" % cells])
-        self._files.sync_directory(folder)
+    def has_single_store(self) -> bool:
+        """Return whether the directory has the store of a node with one process."""
+        return self._list().is_store
+
+    def delete_single_store(self) -> None:
+        """Delete that store: all of it is in the cells."""
+        foreign = self._list().foreign
+        for name in self._files.list_names(str(self.path)):
+            if name not in foreign and name != LOCK_FILE and (self.path / name).is_file():
+                (self.path / name).unlink()
+        self._files.sync_directory(str(self.path))
+
+    def _list(self) -> DirectoryListing:
+        return DirectoryListing(self._files.list_names(str(self.path)))
 
     def _make_run_directory(self) -> None:
         """Make it empty. The sockets are elsewhere if its path is too long for them."""

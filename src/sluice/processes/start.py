@@ -9,10 +9,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -26,7 +27,8 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier
-from sluice.processes.cell_directory import CellDirectory, read_cells
+from sluice.processes.cell_directory import CellDirectory, read_cells, record_cells
+from sluice.processes.conversion import convert_to_cells
 from sluice.processes.shared_ports import SharedPorts
 from sluice.processes.supervisor import Supervisor
 from sluice.units import Address, parse_address
@@ -47,9 +49,10 @@ def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
         raise problem
     count, cells = _choose_numbers(settings)
     directory = CellDirectory(settings.data)
-    cells = directory.open(cells)
+    directory.open()
     ports = SharedPorts()
     try:
+        cells = _prepare_cells(settings, directory, cells)
         _check_numbers(settings, count, cells)
         settings = settings.model_copy(update={"listen": ports.reserve(settings.listen)})
         import_module("sluice.cluster_app")
@@ -80,6 +83,50 @@ def _choose_numbers(settings: Settings) -> tuple[int, int]:
     cells = settings.processes.cells or max(settings.processes.count, min(cores, DEFAULT_CELLS))
     existing = read_cells(settings.data)
     return settings.processes.count or min(cores, existing or cells), cells
+
+
+def _prepare_cells(settings: Settings, directory: CellDirectory, cells: int) -> int:
+    """Create the cells of a new directory, or of one that one process has written.
+
+    Return the number of cells.
+    """
+    existing = read_cells(settings.data)
+    if not existing and not directory.has_single_store():
+        record_cells(settings.data, cells)
+    elif not existing:
+        log.info("dividing the store of one process", extra={"cells": cells})
+        # In a process of its own: a process that has had threads must not fork.
+        code = _run_in_child(partial(_run_to_end, partial(convert_to_cells, settings, cells)))
+        if code:
+            sys.exit(code)
+    if directory.has_single_store():  # also after a crash in the middle of its deletion
+        directory.delete_single_store()
+    return existing or cells
+
+
+def _run_in_child(work: Callable[[], int]) -> int:
+    """Run `work` in a child process and return its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _run_to_end(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run a coroutine in an event loop; print a refusal, and return the exit code."""
+    try:
+        uvloop.run(work())
+    except SluiceError as refusal:
+        print(f"sluice: {refusal}", file=sys.stderr)
+        return 2 if isinstance(refusal, ConfigError) else 1
+    return 0
 
 
 def _check_numbers(settings: Settings, count: int, cells: int) -> None:
@@ -116,12 +163,7 @@ def _run_process(
         number, count, channel, directory.link_path(number), directory.upload_path(number)
     )
     own = _settings_of_process(settings, number, count, cells, listeners)
-    try:
-        uvloop.run(cluster_app.run(own, read_settings, slot))
-    except SluiceError as refusal:
-        print(f"sluice: {refusal}", file=sys.stderr)
-        return 2 if isinstance(refusal, ConfigError) else 1
-    return 0
+    return _run_to_end(partial(cluster_app.run, own, read_settings, slot))
 
 
 def _settings_of_process(

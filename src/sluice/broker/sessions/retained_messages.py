@@ -274,6 +274,17 @@ class RetainedMessages:
     def start_walk(self) -> RetainedWalk:
         return RetainedWalk(self, self._root)
 
+    def list_topics(self) -> list[bytes]:
+        """Return the topics of all messages, in no order."""
+        topics: list[bytes] = []
+        nodes: list[_Level] = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if node.message is not None:
+                topics.append(node.message.topic)
+            nodes.extend(node.children.values())
+        return topics
+
     def delete_expired(self, now: float) -> int:
         """Delete all expired messages and return their number."""
         expired: list[Publish] = []

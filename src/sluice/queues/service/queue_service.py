@@ -53,7 +53,7 @@ class QueueService:
         rules = config.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
-        self._check_same_cell(rules)
+        self.check_same_cell(rules)
         self._check_dead_letter_cycle(rules)
         self._check_binding_cycle(rules)
         return self._engine.lifecycle.create_queue(rules, config.as_json())
@@ -74,7 +74,7 @@ class QueueService:
             if error:
                 raise InvalidQueueConfig(f"dlq_config.alert_webhook cannot be used: {error}")
 
-    def _check_same_cell(self, rules: QueueRules) -> None:
+    def check_same_cell(self, rules: QueueRules) -> None:
         """Refuse queues in another cell: messages move and are copied within one store."""
         if self._is_in_same_cell is None:
             return
@@ -141,7 +141,7 @@ class QueueService:
         rules = after.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
-        self._check_same_cell(rules)
+        self.check_same_cell(rules)
         if after.dlq_config != before.dlq_config:
             self._check_dead_letter_cycle(rules)
         if after.bindings != before.bindings:
