@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from sluice.client import Client
 from tests.processes.node_of_processes import NodeOfProcesses
+from tests.support.broker_process import same_build
 
 PERSISTENT: dict[str, Any] = {"clean_start": False, "session_expiry": 600}
 NAMES = [f"name-{nth}" for nth in range(12)]
@@ -55,6 +59,13 @@ async def check(node: NodeOfProcesses) -> None:
                 assert (await anext(session.messages())).payload == name.encode()
 
 
+def verify_offline(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "sluice", "verify", "--data", "data", "--json"]
+    done = subprocess.run(command, cwd=folder, env=same_build(), capture_output=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 async def test_everything_that_one_process_has_stored_is_in_the_cells(
     node: NodeOfProcesses, tmp_path: Path, ending: str
@@ -69,6 +80,9 @@ async def test_everything_that_one_process_has_stored_is_in_the_cells(
     node.start(2)
     assert not list((tmp_path / "data").glob("*.log"))
     await check(node)
+    node.stop()
+    report = verify_offline(tmp_path)
+    assert (report["queues"], report["faults"]) == (2 * len(NAMES), [])
 
 
 async def test_crash_while_the_old_store_is_deleted_loses_and_repeats_nothing(

@@ -54,7 +54,7 @@ async def convert_to_cells(settings: Settings, cells: int) -> None:
 
 
 def _copy_store(files: FileSystem, source: Path, target: Path, listing: DirectoryListing) -> None:
-    """Copy a store; link the files that nobody changes."""
+    """Copy a store; link the files that never change."""
     target.mkdir(mode=0o700, parents=True)
     last = log_name(listing.segments[-1]) if listing.segments else ""
     for name in os.listdir(source):

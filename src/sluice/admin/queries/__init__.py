@@ -12,7 +12,7 @@ from sluice.admin.queries import (
 from sluice.admin.queries.dead_letter_errors import MAX_EXAMINED
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
 from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
-from sluice.admin.queries.offline_verification import verify_store
+from sluice.admin.queries.offline_verification import combine_reports, verify_store
 from sluice.admin.queries.store_status import LossTracker, StoreStatus
 from sluice.admin.queries.view_builders import build_caller, build_cluster
 
@@ -24,6 +24,7 @@ __all__ = [
     "build_caller",
     "build_cluster",
     "client_operations",
+    "combine_reports",
     "dead_letter_operations",
     "message_lookup",
     "message_trace",

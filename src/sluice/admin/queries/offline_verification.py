@@ -7,7 +7,7 @@ torn end of the log, and missing files (an index, the `layout` file) stay missin
 from __future__ import annotations
 
 import queue as threads
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -95,6 +95,19 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
     finally:
         store.close()
     return report
+
+
+def combine_reports(directory: str | Path, reports: Sequence[StoreReport]) -> StoreReport:
+    """Combine the reports of the cells of a node with several processes."""
+    combined = StoreReport(str(directory))
+    for report in reports:
+        combined.queues += report.queues
+        combined.messages += report.messages
+        combined.segments += report.segments
+        combined.torn_bytes += report.torn_bytes
+        combined.notes += [f"{report.directory}: {note}" for note in report.notes]
+        combined.faults += [f"{report.directory}: {fault}" for fault in report.faults]
+    return combined
 
 
 def _find_unreadable(

@@ -159,11 +159,16 @@ def _verify_offline(data: Path) -> dict[str, Any]:
     # Packages of the broker, which no other client command needs.
     from dataclasses import asdict
 
-    from sluice.admin.queries import verify_store
+    from sluice.admin.queries import combine_reports, verify_store
+    from sluice.processes.cell_directory import cell_store_path, read_cells
     from sluice.store.embedded import EmbeddedStore
 
     try:
-        return asdict(verify_store(data, EmbeddedStore))
+        cells = read_cells(data)
+        if not cells:
+            return asdict(verify_store(data, EmbeddedStore))
+        paths = [cell_store_path(data, cell) for cell in range(cells)]
+        return asdict(combine_reports(data, [verify_store(one, EmbeddedStore) for one in paths]))
     except StoreLocked as refusal:
         raise CommandError(
             refusal.what, "Leave --data out to ask the broker that has it open"
