@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, CellUnreachable, OwnerAttempts
-from sluice.admin.rest.errors import render_refusal
+from sluice.admin.rest.errors import Busy, render_refusal
 from sluice.admin.rest.forwarding.distributed_commit import (
     BULK_TIMEOUT,
     FORWARDED_HEADER,
