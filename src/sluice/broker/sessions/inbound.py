@@ -239,7 +239,7 @@ class InboundQos(Publisher):
         reason: i64,
         reason_string: str,
     ) -> None:
-        """Acknowledge a publish whose result came later: from another cell or a batched write."""
+        """Acknowledge a publish whose result came later: from another cell or a collected write."""
         if reason == 0 or (self._session.version != V5 and (is_command or reason < 0x80)):
             if packet.qos == 2 and self._session.persistent_id and self._unreleased is not None:
                 self._record_received(int(packet.packet_id), False)

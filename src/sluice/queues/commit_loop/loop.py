@@ -74,7 +74,7 @@ class CommitLoop(Committer):
         self._is_frozen: bool = False
         self._is_frame_held: bool = False  # the open frame is not complete yet: see `hold_frame`
         self._open_frame_from: int = 0  # address of the open frame
-        # Callbacks that wait for a commit: of the frame in commit, and of the open frame.
+        # To call after a commit: of the frame in commit, and of the open frame.
         self._commit_callbacks: list[Callable[[], None]] = []
         self._next_commit_callbacks: list[Callable[[], None]] = []
         # Records at or above this address are not in the store yet; reads of them wait.

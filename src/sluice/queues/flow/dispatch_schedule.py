@@ -1,6 +1,6 @@
 """Consumers to dispatch to when the turn ends, because their messages or their capacity changed.
 
-It also assigns partitions to members and ends deliveries, because both end in a dispatch. It does
+It also assigns partitions to members and revokes leases, because both end in a dispatch. It does
 not decide what is delivered: `dispatch` does.
 """
 
@@ -34,7 +34,7 @@ class DispatchSchedule:
             self.add(cursor.consumer)
 
     def add_group(self, group: Group) -> None:
-        """Share messages of members without capacity within `group`."""
+        """Redistribute messages of members without capacity within `group`."""
         if not group.is_redistribution_scheduled:
             group.is_redistribution_scheduled = True
             self._groups.append(group)
@@ -90,7 +90,7 @@ class DispatchSchedule:
                 return
 
     def on_delivery_ended(self, lease: Lease, consumer: Consumer | None, by_consumer: bool) -> None:
-        """Decide about the group again after a lease was taken away from `consumer`.
+        """Update admission and stalled consumers after a lease was taken away from `consumer`.
 
         `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
         """
@@ -107,7 +107,7 @@ class DispatchSchedule:
                     self.rebalance(consumer.group)
 
     def revoke(self, lease: Lease) -> None:
-        """Take a lease away from its consumer because its message or its group goes."""
+        """Take a lease away from its consumer because its message or its group is removed."""
         consumer = lease.consumer
         if consumer is not None:
             consumer.on_lease_revoked(lease)

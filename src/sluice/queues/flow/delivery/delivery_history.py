@@ -125,7 +125,7 @@ def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:
 
 
 def store_released(cursor: Cursor, seq: i64, events: list[HistoryEvent]) -> None:
-    """Keep the events of a released message without a lease.
+    """Store the events of a released message, whose lease object is removed.
 
     They are dropped when it is acknowledged, or when there are too many.
     """

@@ -123,7 +123,7 @@ class Settlement:
     # ---- end of a delivery
 
     def settle_lease(self, lease: Lease, outcome: i64) -> None:
-        """Settle a message for its group, whether a consumer holds it or not."""
+        """Settle a message for its group, whether it is leased or waits for a retry."""
         cursor = lease.cursor
         seq = lease.seq
         if outcome == ACKED:
@@ -251,7 +251,7 @@ class Settlement:
             self._dispatch_schedule.add(consumer)
 
     def _report_failure(self, lease: Lease, event_kind: str) -> bool:
-        """Tell the breaker of a failure; return whether it counts against `max_retries`."""
+        """Report a failure to the breaker; return whether it counts against `max_retries`."""
         if not lease.cursor.group.admission.has_policies or event_kind == history.VANISHED:
             return True
         return self._delivery_control.on_failed(lease)
