@@ -183,6 +183,7 @@ class CommitLoop(Committer):
         self.read(addresses, partial(self._on_reads_done, reads))
 
     def _read_and_commit(self) -> None:
+        """Start reads of exclusive queues, and submit the open frame unless it has to wait."""
         if self._is_frozen:
             return
         engine = self.engine
@@ -211,11 +212,13 @@ class CommitLoop(Committer):
                 self.submit_frame()
 
     def _end_coalescing(self) -> None:
+        """Submit the next frame: the sockets were polled once since the last commit."""
         self._is_coalescing = False
         if not self._is_closed:
             self._read_and_commit()
 
     def _commit_settlements(self) -> None:
+        """Submit a frame that has only settlements: no publish came to share it with."""
         self._settlement_timer = None
         if (
             self.is_running()
@@ -274,6 +277,7 @@ class CommitLoop(Committer):
         return True
 
     def _on_committed(self) -> None:
+        """Notify publishers of the commit, deliver its messages, and end this turn."""
         frame = self._frame_in_commit
         if frame is None or not self.is_running():
             return
@@ -334,6 +338,7 @@ class CommitLoop(Committer):
             self._wake_timer = self._call_later(max(0.0, wake_at - self._clock()), self._wake)
 
     def _wake(self) -> None:
+        """Run the timers that are due, as a turn of their own."""
         self._wake_timer = None
         self._wake_at = 0.0
         if not self.is_running():

@@ -22,10 +22,10 @@ def read_messages(
     found: list[Message | None] = []
     missing: list[int] = []
     addresses: list[int] = []
-    for nth, (where, seq) in enumerate(locations):
-        message = where.cached_bodies.get(seq)
+    for nth, (partition, seq) in enumerate(locations):
+        message = partition.cached_bodies.get(seq)
         found.append(message)
-        address = where.address(seq)
+        address = partition.address(seq)
         if message is None and address != NO_ADDRESS:
             missing.append(nth)
             addresses.append(int(address))

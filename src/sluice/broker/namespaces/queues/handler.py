@@ -122,7 +122,7 @@ class QueueHandler(NamespaceHandler):
             if not is_command or session.version == V5:
                 session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
             elif packet.qos > 0:
-                # MQTT 3.1.1 cannot report that a settlement failed, which is no reason to end the
+                # MQTT 3.1.1 cannot report that a command failed, which is no reason to end the
                 # connection.
                 self._settlements.ack_after_commit(packet, session)
 
