@@ -62,6 +62,9 @@ SERVER: dict[str, str] = {
     "not deleted. After a restart the time starts again",
     "queues.max_partitions": "partitions of all queues together (in a cluster: of a cell); a "
     "queue that would exceed it is refused, except for dead letters",
+    "queues.max_schedules": "[schedules](control.md#schedules) of all queues together (in a "
+    "cluster: of a cell)",
+    "queues.min_schedule_interval": "the least time between two ticks of a schedule",
     "queues.recent_acks": "acknowledgements of each queue that `sluice explain` knows, in memory "
     "(70 bytes each, at most 500,000 of all queues); 0 for none",
     "queues.cache_bytes": "cache of recent message bodies in memory, all queues together",
@@ -228,6 +231,10 @@ QUEUE: dict[str, str] = {
     "dlq_config.invalid_topic": "queue for messages that consumers reject as `unacceptable`; not "
     "set: the dead-letter queue",
     "dlq_config.alert_webhook": "gets a POST (JSON) for each dead letter",
+    "dlq_config.on_dead": "`hold-key`: after a message died, later ones of its key wait for its "
+    "[repair](control.md#hold-a-key-for-repair)",
+    "dlq_config.hold_timeout": "how long they wait at most; 0s: until the dead letter is put back "
+    "or discarded",
     "limits.max_message_size": "largest payload in bytes",
     "limits.max_queue_depth": "messages that some group has not settled",
     "limits.message_ttl": "longest time to live of a message, from when it is due; its own expiry "

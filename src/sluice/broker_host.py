@@ -107,6 +107,9 @@ class BrokerHost(CommitListener):
             connection_limits=connection_limits,
         )
         self._core.engine.lifecycle.max_partitions = settings.queues.max_partitions
+        schedules = self._core.engine.schedules
+        schedules.max_schedules = settings.queues.max_schedules
+        schedules.min_interval_ms = round(settings.queues.min_schedule_interval * 1000.0)
         self._core.engine.exclusive.rules = make_exclusive_rules(settings)
         self._restoring: asyncio.Future[list[RestoredRecord]] | None = None
         self._commit_loop: CommitLoop | None = None

@@ -480,6 +480,22 @@ class InvalidQueueConfig(QueueError):
     """An unknown key, or a value out of its range."""
 
 
+class ThenNotAllowed(QueueError):
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"then publishes to {topic!r}, which the access rules do not allow this client",
+            "Nothing was settled or published. Grant queue-publish, or leave the message out",
+        )
+
+
+class ThenElsewhere(QueueError):
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"then publishes to {topic!r}, whose queue is in another cell than the delivery",
+            "Nothing was settled or published. Publish it with a message-id first, then ack",
+        )
+
+
 class UnusableStrategy(InvalidQueueConfig):
     """The partition strategy of a queue is not installed, or cannot be loaded."""
 
@@ -507,7 +523,7 @@ class TooManySchedules(QueueError):
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"there are {limit} schedules, as many as allowed",
-            "Remove unused ones, or raise limits.max_schedules",
+            "Remove unused ones, or raise queues.max_schedules",
         )
 
 

@@ -184,6 +184,7 @@ def group_view(name: str = "work", **more: Any) -> dict[str, Any]:
         pause=None,
         breaker="closed",
         held_by=[],
+        held_keys=[],
         consumers=[],
     )
     return show(group, more)

@@ -691,3 +691,54 @@ def test_waiting_messages_are_cancelled_and_rescheduled(run: Run, api: FakeApi) 
         ["reschedule", "jobs", "a"],
     ):
         assert run(*wrong).code == 2
+
+
+def test_schedules_are_managed_by_commands(run: Run, api: FakeApi) -> None:
+    schedule: dict[str, Any] = {
+        "name": "nightly",
+        "queue": "jobs",
+        "cron": "30 2 * * *",
+        "every": "",
+        "time_zone": "UTC",
+        "pause": None,
+        "fault": "",
+        "next_runs": ["2030-01-31T02:30:00.000Z"],
+        "last_runs": [
+            {
+                "tick": "2030-01-30T02:30:00.000Z",
+                "at": "2030-01-30T02:30:01.000Z",
+                "outcome": "published",
+                "message_id": "nightly@2030-01-30T02:30:00Z",
+                "detail": "",
+            }
+        ],
+        "counts": {"published": 7},
+    }
+    at = "queues/jobs/schedules"
+    api.responses |= {
+        f"POST {at}": schedule,
+        f"PUT {at}/nightly": schedule,
+        f"GET {at}": [schedule],
+        "GET schedules": [schedule],
+        f"GET {at}/nightly": schedule,
+        f"POST {at}/nightly/pause": schedule,
+        f"POST {at}/nightly/resume": schedule,
+        f"POST {at}/nightly/run": schedule["last_runs"][0],
+        f"DELETE {at}/nightly": None,
+    }
+    ran = run("schedule", "add", "jobs", "nightly", "go", "--cron", "30 2 * * *", "--key", "k")
+    assert ran.stdout == "Added schedule nightly. Next: 2030-01-31 02:30:00 UTC\n"
+    body = api.last.body or {}
+    assert (body["name"], body["payload"]) == ("nightly", "go")
+    assert (
+        "Changed" in run("schedule", "add", "jobs", "nightly", "--every", "1h", "--replace").stdout
+    )
+    assert "30 2 * * * UTC" in run("schedule", "list").stdout
+    assert "nightly" in run("schedule", "list", "jobs").stdout
+    assert "published  nightly@2030" in run("schedule", "show", "jobs", "nightly").stdout
+    run("schedule", "pause", "jobs", "nightly", "--reason", "holidays")
+    assert api.last.body == {"reason": "holidays"}
+    assert "Resumed schedule nightly" in run("schedule", "resume", "jobs", "nightly").stdout
+    assert "nightly: published nightly@2030" in run("schedule", "run-now", "jobs", "nightly").stdout
+    assert run("schedule", "remove", "jobs", "nightly").code == 2  # not confirmed
+    assert run("schedule", "remove", "jobs", "nightly", "--yes").code == 0

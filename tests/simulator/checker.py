@@ -316,6 +316,7 @@ class Checker(Environment):
         self.store.release()
         self._run_all()
         self.policies.lift(self.engine)
+        self.key_holds.forget([int(gid) for gid in self.engine.groups])
         for consumer in list(self.consumers):
             self._leave(consumer)
         self.commit_loop.end_turn()
@@ -364,4 +365,5 @@ class Checker(Environment):
                     )
         for consumer in list(self.consumers):
             self._leave(consumer)
+        self.counts["keys held"] = self.key_holds.count
         self._count("rests")

@@ -20,7 +20,12 @@ from tests.simulator.oracle import Number, Oracle, Violation
 TOLERANCE = 1e-6
 
 
-NO_POLICIES = {"max_in_flight": 0, "max_rate": 0.0, "breaker_failures": 0}
+NO_POLICIES = {
+    "max_in_flight": 0,
+    "max_rate": 0.0,
+    "breaker_failures": 0,
+    "holds_keys": False,
+}
 
 
 class Bucket:
@@ -103,7 +108,7 @@ class DeliveryPolicies:
     def lift(self, engine: Engine) -> None:
         """End all pauses and limits."""
         for queue in list(engine.queues.values()):
-            if queue.rules.has_delivery_policies():
+            if queue.rules.has_delivery_policies() or queue.rules.holds_keys:
                 config = {**json.loads(queue.config_json), **NO_POLICIES}
                 self._reconfigure(engine, queue, config)
             self._resume(engine, queue)

@@ -25,6 +25,7 @@ from sluice.queues.names import format_message_id
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
 from tests.simulator.delivery_policies import DeliveryPolicies
+from tests.simulator.key_holds import KeyHolds
 from tests.simulator.oracle import Number, Oracle, Pair, Sent, Violation
 from tests.simulator.participants import (
     HeldDelivery,
@@ -36,8 +37,10 @@ from tests.simulator.schedule import Retention, Schedule
 from tests.simulator.unauthorized_clients import UnauthorizedClients
 from tests.simulator.waiting_commands import WaitingCommands
 
+EXPECTED_WARNINGS: Final = re.compile(
+    r"the breaker of group .* opened|group .* delivers again$|was held for repair"
+)
 # The engine's warning about a dead letter without a dead-letter queue.
-BREAKER_CHANGED: Final = re.compile(r"the breaker of group .* opened|group .* delivers again$")
 DROPPED: Final = re.compile(
     r"message dropped: queue (?P<queue>\S+) has no .* \(message (?P<id>[^,]+), "
 )
@@ -56,6 +59,7 @@ class Environment:
         self.unauthorized = UnauthorizedClients(seed, self.oracle)
         self.policies = DeliveryPolicies(seed, self.oracle, self.loop.clock)
         self.commands = WaitingCommands(self)
+        self.key_holds = KeyHolds(self.oracle)
         self.is_armed = True  # a turn has ended since the last command: the engine's timers are set
         self.is_ending_groups = False  # leases are revoked because their group or queue is deleted
         self.publisher = SimulatedPublisher(self)
@@ -124,6 +128,8 @@ class Environment:
                 "compress": rng.random() < 0.3,
                 "sync": rng.random() < 0.8,
                 "rebalance_after": rng.choice((0.0, 1.0, 1.0, 3.0)),
+                "holds_keys": self.token_rng.random() < 0.4,
+                "hold_timeout": self.token_rng.choice((0.0, 10.0, 200.0)),
                 **self.fixed,
             }
         one = self.settings["one"]
@@ -157,6 +163,8 @@ class Environment:
         pass
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
+        self.key_holds.see(self.engine, alerts, self.loop.now)
+        self.key_holds.end_turn(self.engine.state.effects.alerts)
         for alert in alerts:
             headers = alert.headers
             self.dead_lettered_now.add(
@@ -170,7 +178,7 @@ class Environment:
             self._check_dead_letter_alert(alert)
             self._count("dead letters")
         for warning in warnings:
-            if BREAKER_CHANGED.search(warning):
+            if EXPECTED_WARNINGS.search(warning):
                 continue
             dropped = DROPPED.match(warning)
             if dropped is None:
@@ -225,6 +233,8 @@ class Environment:
         self.commands.delivered(number[1:])
         busy = self.schedule.running.keys() - {number}
         self.policies.delivered(cursor.group, number, int(lease.attempt), busy)
+        self.key_holds.see(self.engine, self.engine.state.effects.alerts, self.loop.now)
+        self.key_holds.delivered(self.engine, cursor.group, number, self.loop.now)
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)

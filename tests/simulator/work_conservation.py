@@ -57,6 +57,9 @@ def deliverable(engine: Engine, cursor: Cursor) -> Iterator[tuple[int, int]]:
             key = 1
         if not key:
             yield seq, 0
+        elif key in group.held_keys:
+            if group.is_repaired(partition, seq, key):
+                yield seq, key
         elif group.queue.partition_gates and group.is_behind_gate(partition, seq, key):
             continue
         elif active.get(key, 0) < rules.batch_size:

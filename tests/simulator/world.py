@@ -359,6 +359,8 @@ class World(Checker):
         config = json.loads(queue.config_json)
         config["ordering"] = self.rng.choice((ANY_ORDER, PER_KEY))
         config["batch_size"] = self.rng.choice((2, 4))
+        if config["ordering"] != queue.rules.ordering:
+            self.key_holds.forget([int(group.gid) for group in queue.groups.values()])
         self.engine.lifecycle.reconfigure_queue(queue, rules_of("one", config), json.dumps(config))
         self._count("orders changed")
 
@@ -376,6 +378,7 @@ class World(Checker):
         self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
+        self.key_holds.forget([gid])
         self.policies.breakers.forget_attempts(gid)
         for number, pair in self.oracle.pairs.items():
             if number[0] == gid:
@@ -423,6 +426,7 @@ class World(Checker):
         self.purged_now.add(queue.name)
 
     def _forget_group(self, gid: int) -> None:
+        self.key_holds.forget([gid])
         self.consumers = [one for one in self.consumers if one.group is not None]
         for number in [number for number in self.oracle.pairs if number[0] == gid]:
             self.oracle.settle(self.oracle.pairs[number], PURGED)
@@ -510,6 +514,11 @@ class World(Checker):
                 for group in original_queue.groups.values():
                     if target in (0, group.gid):
                         self.oracle.add(int(group.gid), sent, (int(one.pid), new), True)
+                        self.key_holds.put_back(
+                            (int(partition.pid), seq),
+                            int(original_queue.key_hash(found[0].key)),
+                            (int(group.gid), int(one.pid), new),
+                        )
                 self._log_step(
                     f"dead letter {serial} returns to {original_queue.name} "
                     f"at {(one.pid, new)} for {target}"
@@ -595,6 +604,7 @@ class World(Checker):
         self.oracle.in_flight = {}
         self.schedule.restarted()
         self.commands.restarted()
+        self.key_holds.restarted()
         self.dead_lettered_now = set()
         self.uncommitted_now = set()
         self._open()

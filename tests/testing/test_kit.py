@@ -150,3 +150,11 @@ def test_kit_is_imported_lazily() -> None:
     code = "import sys, sluice.pytest_plugin; sys.exit('sluice.broker' in sys.modules)"
     env = {**os.environ, **same_build()}
     assert subprocess.run([sys.executable, "-c", code], env=env, timeout=30).returncode == 0
+
+
+async def test_virtual_clock_runs_schedules() -> None:
+    broker = VirtualBroker({"reports": {"limits": {"message_ttl": "0s"}}})
+    await broker.schedule("daily", "reports", "go", cron="0 6 * * *")
+    await broker.advance("30d")
+    ids = [one.id for one in broker.messages("reports")]
+    assert len(ids) == len(set(ids)) == 30 and all(one.startswith("daily@") for one in ids)

@@ -493,6 +493,56 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """What happened at a tick of a schedule."""
+
+    tick: Annotated[Time, Doc("The time for which it was scheduled")]
+    at: Annotated[Time, Doc("When it happened")]
+    outcome: Annotated[
+        str, Doc("published, duplicate, refused (and tried again) or missed", example="published")
+    ]
+    message_id: Annotated[str, Doc("Id of the message; empty for a missed tick")]
+    detail: Annotated[str, Doc("Why it was refused, or how many ticks were missed")]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A recurring publish to a queue."""
+
+    name: Annotated[str, Doc("Name, unique in the cell of its queue", example="nightly")]
+    queue: Annotated[str, Doc("The queue that gets its messages")]
+    cron: Annotated[str, Doc("Cron expression; empty: an interval", example="30 2 * * *")]
+    every: Annotated[str, Doc("Interval; empty: a cron expression", example="15m")]
+    time_zone: Annotated[str, Doc("Of the cron expression", example="Europe/Berlin")]
+    jitter: Annotated[str, Doc("Largest delay of a tick", example="0s")]
+    missed: Annotated[str, Doc("What happens to missed ticks: skip, once or all", example="skip")]
+    key: Annotated[str, Doc("Partition key of its messages")]
+    size: Annotated[Size, Doc("Of the payload")]
+    payload: Annotated[bytes, Doc("Payload of its messages")]
+    expiry: Annotated[Duration, Doc("Time to live of its messages; 0: that of the queue")]
+    pause: Annotated[Pause | None, Doc("null: it is not paused")]
+    fault: Annotated[str, Doc("Why it cannot tick, such as a time zone that this system lacks")]
+    next_runs: Annotated[list[Time], Doc("The next five ticks; empty while it is paused")]
+    last_runs: Annotated[list[ScheduleRun], Doc("The last five runs, newest first")]
+    counts: Annotated[dict[str, int], Doc("Runs by outcome", example={"published": 9})]
+    created_at: Annotated[Time, Doc("Time of creation")]
+    changed_by: Annotated[str, Doc("Who stored it", example="ann")]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """A schedule to store. Durations are texts such as "15m"."""
+
+    name: str
+    message: OutgoingMessage
+    cron: str = ""
+    every: str = ""
+    time_zone: str = ""
+    jitter: str = ""
+    missed: str = "skip"
+
+
+@dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """A message to publish."""
 

@@ -42,6 +42,7 @@ from sluice.admin.queries import (
     phrases,
     publish_operation,
     queue_diagnosis,
+    schedule_operations,
     view_builders,
     waiting_messages,
 )
@@ -370,6 +371,35 @@ class AdminService:
         return await waiting_messages.apply_to_many(
             self._facade, name, criteria, limit, dry_run, command
         )
+
+    # ---- schedules
+
+    async def schedules(self, name: str = "") -> list[model.Schedule]:
+        """Return the schedules of a queue, or of all."""
+        return schedule_operations.list_schedules(self._facade, name)
+
+    async def schedule(self, name: str, schedule: str) -> model.Schedule:
+        return schedule_operations.show(self._facade, name, schedule)
+
+    async def store_schedule(
+        self, name: str, given: model.NewSchedule, by: str, replaces: bool
+    ) -> model.Schedule:
+        """Add a schedule to a queue, or replace one."""
+        return await schedule_operations.store(self._facade, name, given, by, replaces)
+
+    async def remove_schedule(self, name: str, schedule: str) -> None:
+        await schedule_operations.remove(self._facade, name, schedule)
+
+    async def pause_schedule(
+        self, name: str, schedule: str, by: str, reason: str
+    ) -> model.Schedule:
+        return await schedule_operations.pause(self._facade, name, schedule, by, reason)
+
+    async def resume_schedule(self, name: str, schedule: str) -> model.Schedule:
+        return await schedule_operations.resume(self._facade, name, schedule)
+
+    async def run_schedule(self, name: str, schedule: str) -> model.ScheduleRun:
+        return await schedule_operations.run_now(self._facade, name, schedule)
 
     # ---- exclusive queues
 

@@ -27,6 +27,7 @@ from sluice.cli.commands import (
     peek,
     publish,
     queues,
+    schedules,
     stores,
     top,
     waiting,
@@ -80,7 +81,7 @@ app.command(rich_help_panel="Broker")(serve)
 configuration.add_to(app, "Broker")
 _PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
-    ("Messages", (publish, consume, worker, peek, waiting, dlq)),
+    ("Messages", (publish, consume, worker, peek, waiting, schedules, dlq)),
     ("Monitoring", (diagnosis, top, clients, nodes, stores, losses, bench)),
     ("Spark", (job_commands,)),
     ("Access", (access,)),

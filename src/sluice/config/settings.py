@@ -148,6 +148,8 @@ class QueueSettings(ConfigSection):
     templates: list[QueueTemplate] = []
     # of all queues
     max_partitions: Annotated[int, number_between(1, 10_000_000)] = 200_000
+    max_schedules: Annotated[int, number_between(1, 100_000)] = 1000
+    min_schedule_interval: Annotated[Seconds, duration_between(0.001, 86_400)] = 1.0
     # bodies of recent messages in memory, of all queues
     cache_bytes: Annotated[int, number_between(0)] = 16_777_216
     # acknowledgements of each queue that are remembered; 0: none

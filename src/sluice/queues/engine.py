@@ -35,6 +35,7 @@ from sluice.queues.flow import (
     DispatchSchedule,
     IdSearches,
     KeyCompaction,
+    KeyHolds,
     LeaseLookup,
     Lifecycle,
     MessageCommands,
@@ -113,6 +114,8 @@ class Engine:
             state, dispatch_schedule, self.timers
         )
 
+        self.key_holds: KeyHolds = KeyHolds(state, dispatch_schedule, self.timers)
+
         # Parts that store and remove messages.
         self.removal: Removal = Removal(state, dispatch_schedule, self.timers, self.body_cache)
         self.appender: Appender = Appender(state, self.timers, self.body_cache, self.codec)
@@ -151,6 +154,7 @@ class Engine:
             self.tokens,
             draw,
             ack_rows if ack_rows is not None else RowBudget(),
+            self.key_holds,
         )
         self.commands: MessageCommands = MessageCommands(
             state, dispatch_schedule, self.timers, self.removal, self.appender, self.settlement
@@ -186,7 +190,9 @@ class Engine:
         self.batches: BatchWriting = BatchWriting(
             state, self.appender, self.key_compaction, self.dead_letters, self.publishing
         )
-        self.redrive: Redrive = Redrive(state, self.removal, self.appender, self.key_compaction)
+        self.redrive: Redrive = Redrive(
+            state, self.removal, self.appender, self.key_compaction, self.key_holds
+        )
 
     @property
     def now(self) -> float:
@@ -299,6 +305,10 @@ class Engine:
         while group is not None:
             self.dispatch_schedule.update_admission(group)
             group = timers.pop_admission()
+        held = timers.pop_held_key()
+        while held is not None:
+            self.key_holds.release(held)
+            held = timers.pop_held_key()
 
     def next_wakeup_at(self) -> float:
         """Return the time of the next wake-up, 0.0 for none."""

@@ -24,7 +24,8 @@ from sluice.message import Message, decode_headers
 from sluice.queues.commit_loop import read_messages
 from sluice.queues.model import Alert, Ledger, Partition, Queue, build_ledger, verify
 from sluice.queues.names import format_message_id
-from sluice.queues.service import QueueTemplates, Template
+from sluice.queues.schedules import Schedule
+from sluice.queues.service import QueueTemplates, Template, make_timing
 from sluice.store.memory import MemoryStore
 from sluice.testing.virtual_time import VirtualTime
 from sluice.units import parse_duration
@@ -147,6 +148,28 @@ class VirtualBroker:
         """Publish as another client and return the message id."""
         async with self.client("test-office") as client:
             return await client.publisher(queue).send(payload, **options)
+
+    async def schedule(
+        self,
+        name: str,
+        queue: str,
+        payload: bytes | str = b"",
+        *,
+        cron: str = "",
+        every: str = "",
+        time_zone: str = "",
+        missed: str = "skip",
+    ) -> None:
+        """Publish to a queue at times of the virtual clock: `advance("30d")` runs 30 daily ones."""
+        schedules = self._engine.schedules
+        self._engine.now = self.time.now
+        timing = make_timing(
+            cron, every, time_zone, "", missed, self.time.now, schedules.min_interval_ms
+        )
+        body = payload.encode() if isinstance(payload, str) else payload
+        schedules.add(Schedule(name, queue, timing, Message(body)))
+        self._commit_loop.end_turn()
+        await self.settle()
 
     # Time
 

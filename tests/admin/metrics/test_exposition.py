@@ -43,6 +43,7 @@ PROMISED = {
     "mqtt_queue_paused": ("gauge", {"queue", "group"}),
     "mqtt_queue_breaker_open": ("gauge", {"queue", "group"}),
     "mqtt_queue_limited": ("gauge", {"queue", "group"}),
+    "mqtt_queue_held_keys": ("gauge", {"queue", "group"}),
     "mqtt_queue_max_inflight": ("gauge", {"queue"}),
     "mqtt_queue_max_rate": ("gauge", {"queue"}),
     "sluice_messages": ("gauge", set()),

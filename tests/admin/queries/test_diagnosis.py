@@ -652,3 +652,25 @@ async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:
     finding = await first(harness)
     assert finding.code == "breaker-open" and finding.is_fault
     assert "is open: 1 delivery failed in a row" in finding.what
+
+
+async def test_keys_held_for_repair_are_named_with_what_ends_their_hold(
+    harness: AdminHarness,
+) -> None:
+    config = {"name": "tasks", "dlq_config": {"on_dead": "hold-key"}}
+    await harness.call(harness.admin.create_queue(config))
+    worker = harness.worker()
+    harness.publish(b"3", partition_key="order-17", message_id="step-3")
+    settle(worker, "reject", take(worker)[0])
+    harness.publish(b"4", partition_key="order-17", message_id="step-4")
+    assert take(worker) == []
+    found = await doctor(harness)
+    held = next(one for one in found.findings if one.code == "keys-held")
+    assert "1 key for repair: 'order-17' (since step-3 died)" in held.what and not found.healthy
+    assert "sluice dlq list tasks" in held.do
+    group = await harness.call(harness.admin.group("tasks", "w"))
+    assert [(one.key, one.dead_letters, one.waiting) for one in group.held_keys] == [
+        ("order-17", 1, 1)
+    ]
+    trace = await harness.call(harness.admin.trace_message("tasks", "step-4"))
+    assert "its key 'order-17' is held for repair since step-3 died" in trace.states[0].why

@@ -135,6 +135,35 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
     assert dead_letters["invalid"].headers["rejectionReason"] == "Unacceptable"
 
 
+async def test_ack_publishes_in_the_same_step(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client("w-1") as client:
+        await client.publisher("jobs").send("order")
+        [job] = await take(client, "jobs", 1)
+        draft = OutgoingMessage(
+            {"n": 1}, id="bill-1", key="k", content_type="a/b", headers={"x": "y"}
+        )
+        assert await job.ack(publish=[("bills", draft), ("$queue/mail", b"\0\xff")])
+        assert not await job.ack() and sluice_broker.depth("jobs") == 0
+        [bill] = await take(client, "bills", 1)
+        assert (bill.id, bill.key, bill.headers["x"], bill.json()) == ("bill-1", "k", "y", {"n": 1})
+        [mail] = await take(client, "mail", 1)
+        assert mail.payload == b"\0\xff"
+
+
+async def test_refused_message_of_an_ack_leaves_the_delivery_unsettled(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.client("w-1") as client:
+        await client.declare_queue("bills", limits={"max_message_size": 3})
+        await client.publisher("jobs").send("order")
+        [job] = await take(client, "jobs", 1)
+        with pytest.raises(PublishRefused):
+            await job.ack(publish=[("bills", "too long")])
+        assert not job.settled and sluice_broker.depth("bills") == 0
+        assert await job.ack(publish=[("bills", "ok")])
+    assert (sluice_broker.depth("jobs"), sluice_broker.depth("bills")) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("description", "stored"),
     [("a\0b", "a b"), ("half \ud800", "half ?"), ("ü" * 100_000, "ü" * 16_383)],

@@ -562,7 +562,7 @@ class Consumer(_message.Message):
     def __init__(self, client: _Optional[str] = ..., group: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ..., priority: _Optional[int] = ..., exclusive: _Optional[bool] = ..., connected: _Optional[bool] = ..., stalled: _Optional[bool] = ..., slow: _Optional[bool] = ..., settled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heartbeat: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers", "pause", "breaker", "held_by")
+    __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers", "pause", "breaker", "held_by", "held_keys")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +574,7 @@ class Group(_message.Message):
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
     HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    HELD_KEYS_FIELD_NUMBER: _ClassVar[int]
     name: str
     lag: int
     ledger: Ledger
@@ -585,7 +586,26 @@ class Group(_message.Message):
     pause: Pause
     breaker: str
     held_by: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., lag: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., floors: _Optional[_Iterable[int]] = ..., oldest_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., redelivered: _Optional[int] = ..., nacked: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., breaker: _Optional[str] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
+    held_keys: _containers.RepeatedCompositeFieldContainer[HeldKey]
+    def __init__(self, name: _Optional[str] = ..., lag: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., floors: _Optional[_Iterable[int]] = ..., oldest_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., redelivered: _Optional[int] = ..., nacked: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., breaker: _Optional[str] = ..., held_by: _Optional[_Iterable[str]] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ...) -> None: ...
+
+class HeldKey(_message.Message):
+    __slots__ = ("key", "message_id", "held_at", "releases_at", "dead_letters", "repaired", "waiting")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_AT_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_AT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    message_id: str
+    held_at: _timestamp_pb2.Timestamp
+    releases_at: _timestamp_pb2.Timestamp
+    dead_letters: int
+    repaired: int
+    waiting: int
+    def __init__(self, key: _Optional[str] = ..., message_id: _Optional[str] = ..., held_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., releases_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., dead_letters: _Optional[int] = ..., repaired: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("at", "by", "reason")

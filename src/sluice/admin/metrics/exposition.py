@@ -256,6 +256,12 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[views.GroupMetrics], i
         "1: the group delivers as much as its limits allow.",
         lambda one: int(one.is_limited),
     ),
+    (
+        "mqtt_queue_held_keys",
+        "gauge",
+        "Keys of which nothing is delivered until a dead letter is repaired.",
+        lambda one: one.held_keys,
+    ),
 )
 
 CLUSTER_METRICS: Final = (

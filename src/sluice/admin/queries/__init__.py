@@ -6,6 +6,7 @@ from sluice.admin.queries import (
     message_lookup,
     owner_operations,
     publish_operation,
+    schedule_operations,
     view_builders,
     waiting_messages,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "phrases",
     "publish_operation",
     "queue_diagnosis",
+    "schedule_operations",
     "verify_store",
     "view_builders",
     "waiting_messages",

@@ -29,6 +29,7 @@ from sluice.admin.rest.routes import (
     node_routes,
     owner_routes,
     queue_routes,
+    schedule_routes,
 )
 from sluice.admin.rest.routes.bulk_routes import BulkResources
 from sluice.admin.rest.routes.live_routes import LiveFeed
@@ -133,6 +134,7 @@ def make_app(
         queue_routes,
         message_routes,
         dead_letter_routes,
+        schedule_routes,
         owner_routes,
         client_routes,
         bulk_routes,

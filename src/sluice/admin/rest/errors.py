@@ -42,6 +42,7 @@ from sluice.errors import (
     UnknownMessage,
     UnknownPartition,
     UnknownQueue,
+    UnknownSchedule,
     WorkerLost,
 )
 
@@ -178,6 +179,7 @@ STATUS_CODES: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (UnknownMessage, 404),
     (UnknownDelivery, 404),
     (UnknownPartition, 404),
+    (UnknownSchedule, 404),
     (WrongMethod, 405),
     (BodyTooSlow, 408),
     (BodyTooLarge, 413),

@@ -13,6 +13,8 @@ from sluice.errors import (
     QueueFull,
     ResponsesFull,
     StaleDelivery,
+    ThenElsewhere,
+    ThenNotAllowed,
     TooManyIds,
     UnknownDelivery,
     UnknownGroup,
@@ -27,6 +29,7 @@ from sluice.wire.reasons import (
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
+    UNSPECIFIED_ERROR,
 )
 
 
@@ -40,12 +43,14 @@ def get_reason_code(error: QueueError) -> int:
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup | UnknownMessage):
         return NO_MATCHING_SUBSCRIBERS
-    if isinstance(error, NotHolder):
+    if isinstance(error, NotHolder | ThenNotAllowed):
         return NOT_AUTHORIZED
     if isinstance(error, StaleDelivery):
         return IMPLEMENTATION_SPECIFIC_ERROR
     if isinstance(error, InvalidPayload | InvalidQueueConfig):
         return PAYLOAD_FORMAT_INVALID
+    if isinstance(error, ThenElsewhere):
+        return UNSPECIFIED_ERROR  # of no other refusal: a client can take the two steps itself
     return IMPLEMENTATION_SPECIFIC_ERROR
 
 

@@ -84,6 +84,10 @@ def show(cli: CommandContext, queue: Queue, group: Group) -> None:
             ]
         ),
     )
+    if found["held_keys"]:
+        cli.out.show(
+            "", styled("keys held for repair", style=WARN), _held_key_table(found, cli.now)
+        )
     if found["consumers"]:
         cli.out.show("", consumer_table(found["consumers"], cli.now, with_group=False))
     else:
@@ -229,6 +233,23 @@ def _group_row(row: Mapping[str, Any], now: float) -> list[str | Text]:
         else "-",
         styled(format_count(len(row["consumers"])), style=WARN if has_no_consumers else ""),
     ]
+
+
+def _held_key_table(found: Mapping[str, Any], now: float) -> Table:
+    rows: list[list[str | Text]] = [
+        [
+            row["key"] or "(the whole queue)",
+            row["message_id"],
+            format_age(row["held_at"], now),
+            format_count(row["waiting"]),
+            "put back"
+            if not row["dead_letters"]
+            else format_plural(row["dead_letters"], "dead letter"),
+        ]
+        for row in found["held_keys"]
+    ]
+    columns = [Column("key"), Column("died"), Column("held since", number=True)]
+    return table([*columns, Column("waiting", number=True), Column("waits for")], rows)
 
 
 def _format_lag(row: Mapping[str, Any], now: float) -> str:

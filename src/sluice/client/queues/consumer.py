@@ -13,16 +13,18 @@ broker redelivers them, perhaps to another member.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final, Self
 
-from sluice.client.errors import ClientClosed, ClientError, Unsupported
+from sluice.client.errors import ClientClosed, ClientError, PublishRefused, Unsupported
 from sluice.client.message import Message, ReplyOptions
-from sluice.client.net import ReceiveBuffer
+from sluice.client.net import Confirm, ReceiveBuffer
 from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.ports import QueueClient
-from sluice.client.queues.publisher import QUEUE_PREFIX
+from sluice.client.queues.publisher import QUEUE_PREFIX, Publisher
 from sluice.client.queues.settler import Settler
 from sluice.wire.packets import V5
+from sluice.wire.reasons import UNSPECIFIED_ERROR
 
 LEAVE_SECONDS: Final = 5.0  # for the broker to acknowledge that we leave
 BARRIER_FILTER: Final = "sluice/nothing"  # a filter without subscriptions
@@ -225,6 +227,30 @@ class Consumer:
         if confirm:
             await answer
         return True
+
+    async def ack_and_publish(
+        self, delivery: Delivery, messages: Iterable[tuple[str, object]]
+    ) -> bool:
+        if delivery.settled:
+            return False
+        packets = [
+            Publisher(self._client, queue).make_packet(payload) for queue, payload in messages
+        ]
+        confirm = self.settler.ack_and_publish(delivery, packets)
+        try:
+            await confirm
+        except PublishRefused as error:
+            if error.reason != UNSPECIFIED_ERROR:
+                raise
+        else:
+            self.settler.untrack(delivery)
+            return True
+        # A queue in another cell: at least once, and the message ids drop duplicates.
+        for packet in packets:
+            stored = Confirm(packet)
+            self._client.submit(stored)
+            await stored
+        return await self.settle(delivery, "$ack", [], True)
 
     async def reply(self, message: Message, payload: object, options: ReplyOptions) -> None:
         await self._client.reply(message, payload, **options)

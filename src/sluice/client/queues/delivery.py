@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final, Protocol, Unpack
 
 from sluice.client.message import Message, ReplyOptions
@@ -30,6 +31,10 @@ class DeliverySettler(Protocol):
 
     async def settle(
         self, delivery: Delivery, verb: str, extra: list[tuple[str, str]], confirm: bool
+    ) -> bool: ...
+
+    async def ack_and_publish(
+        self, delivery: Delivery, messages: Iterable[tuple[str, object]]
     ) -> bool: ...
 
     async def reply(self, message: Message, payload: object, options: ReplyOptions) -> None: ...
@@ -147,8 +152,19 @@ class Delivery:
 
     # Settlement
 
-    async def ack(self, *, confirm: bool = False) -> bool:
-        """Settle the delivery as done."""
+    async def ack(
+        self, *, confirm: bool = False, publish: Iterable[tuple[str, object]] | None = None
+    ) -> bool:
+        """Settle the delivery as done.
+
+        `publish` are messages for other queues, each a pair of queue and payload (or
+        `OutgoingMessage`). Acknowledgement and messages are one step: after a crash, all or
+        nothing of it happened. If a queue refuses its message, `PublishRefused` is raised and the
+        delivery is not settled. Where the broker has the other queue in another cell, the messages
+        are published first, and then the delivery is settled.
+        """
+        if publish is not None:
+            return await self._settler.ack_and_publish(self, publish)
         return await self._settler.settle(self, "$ack", [], confirm)
 
     async def nack(

@@ -152,6 +152,11 @@ class Publisher:
             raise PartialFailure(refused, len(message_ids))
         return message_ids
 
+    def make_packet(self, payload: object) -> Publish:
+        """Return the packet of a payload or an `OutgoingMessage`, without sending it."""
+        given = payload if isinstance(payload, OutgoingMessage) else OutgoingMessage(payload)
+        return self._make_packet(given)[0]
+
     def _make_packet(self, draft: OutgoingMessage) -> tuple[Publish, str]:
         payload, content_type = encode_payload(draft.payload)
         version = self._client.options.version

@@ -13,7 +13,9 @@ deliveries by their tokens. So deliveries of an earlier connection are settled o
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from base64 import b64encode
 from typing import Final
 
 from sluice.client.errors import ClientError, PublishRefused, Unsupported
@@ -27,6 +29,7 @@ from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR, NO_MATCHING_SUBSC
 
 log = logging.getLogger("sluice.client")
 
+THEN_CONTENT_TYPE: Final = "application/vnd.sluice.then+json"
 MAX_IDS_PER_PUBLISH: Final = 256  # deliveries that one publish settles
 
 
@@ -164,6 +167,22 @@ class Settler:
             self._client.acknowledge(delivery.message)
         return confirm
 
+    def ack_and_publish(self, delivery: Delivery, packets: list[Publish]) -> Confirm:
+        """Acknowledge a delivery together with messages; it stays unsettled until the answer."""
+        if not self._is_v5:
+            raise Unsupported(
+                "MQTT 3.1.1 cannot acknowledge and publish in one step", "Connect with version=5"
+            )
+        properties = Properties()
+        properties.user = [("message-id", delivery.id), ("delivery-token", delivery.token)]
+        properties.content_type = THEN_CONTENT_TYPE
+        body = json.dumps([_describe_packet(packet) for packet in packets]).encode()
+        confirm = Confirm(
+            build_publish(f"{delivery.topic}/$ack".encode(), body, 1, False, properties)
+        )
+        self._client.submit(confirm)
+        return confirm
+
     def _submit(
         self, confirm: Confirm, verb: str, deliveries: list[Delivery], by_id: bool = False
     ) -> None:
@@ -173,6 +192,28 @@ class Settler:
             self._client.submit(confirm)
         except ClientError as error:
             confirm.fail(error)
+
+
+def _describe_packet(packet: Publish) -> dict[str, object]:
+    """Return a message as the broker reads it in the payload of an ack."""
+    properties = packet.decode_properties()
+    user: dict[str, list[str]] = {}
+    for name, value in properties.user:
+        user.setdefault(name, []).append(value)
+    found: dict[str, object] = {
+        "topic": packet.topic.decode(),
+        "payload_base64": b64encode(packet.payload).decode(),
+        "properties": user,
+    }
+    if properties.content_type is not None:
+        found["content_type"] = properties.content_type
+    if properties.response_topic is not None:
+        found["response_topic"] = properties.response_topic
+    if properties.correlation_data is not None:
+        found["correlation_data"] = b64encode(properties.correlation_data).decode()
+    if packet.expiry_seconds >= 0:
+        found["expiry"] = f"{packet.expiry_seconds}s"
+    return found
 
 
 class _SettlementAnswer:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.message import Message, decode_headers, encode_header
-from sluice.queues.flow import Appender, KeyCompaction, Removal, strip_dead_letter_headers
+from sluice.message import DELAYED, Message, decode_headers, encode_header
+from sluice.queues.flow import (
+    Appender,
+    KeyCompaction,
+    KeyHolds,
+    Removal,
+    strip_dead_letter_headers,
+)
 from sluice.queues.log import ACKED
 from sluice.queues.model import EngineState, Partition, Queue, history
 
@@ -17,11 +23,13 @@ class Redrive:
         removal: Removal,
         appender: Appender,
         key_compaction: KeyCompaction,
+        key_holds: KeyHolds,
     ) -> None:
         self._state: EngineState = state
         self._removal: Removal = removal
         self._appender: Appender = appender
         self._key_compaction: KeyCompaction = key_compaction
+        self._key_holds: KeyHolds = key_holds
 
     def redrive(
         self, partition: Partition, seq: i64, dead_letter: Message, to_all_groups: bool
@@ -83,11 +91,10 @@ class Redrive:
         if message.priority == 0:
             message.priority = _header_int(headers, "original-priority", 0)
         is_original_queue = queue.name == headers.get("original-queue", "")
-        group = (
-            queue.groups.get(headers.get("original-group", ""))
-            if is_original_queue and not to_all_groups
-            else None
+        failed_group = (
+            queue.groups.get(headers.get("original-group", "")) if is_original_queue else None
         )
+        group = None if to_all_groups else failed_group
         target_gid: i64 = 0 if group is None else group.gid
         group_name = "" if group is None else group.name
         events = _history_of_dead_letter(dead_letter, headers)
@@ -107,9 +114,17 @@ class Redrive:
             self._key_compaction.store(queue, message)
         elif partition_number >= 0 and partition_number < len(queue.partitions):
             target_partition = queue.partitions[partition_number]
-            self._appender.append_to_partition(
-                target_partition, message, queue.key_hash(message.key), 0, target_gid
+            key_hash = queue.key_hash(message.key)
+            held = None
+            if failed_group is not None and failed_group.held_keys:
+                held = self._key_holds.find(failed_group, partition, seq, key_hash)
+            # Its place is before the messages that wait for it, so it is not scanned after them.
+            flags: i64 = 0 if held is None else DELAYED
+            new_seq = self._appender.append_to_partition(
+                target_partition, message, key_hash, flags, target_gid
             )
+            if held is not None:
+                self._key_holds.put_back(held, target_partition, new_seq)
         else:
             self._appender.append(queue, message, target_gid)
         self._removal.remove_for_all_groups(partition, seq, ACKED)

@@ -72,6 +72,8 @@ class Appender:
                 queue.index_delayed(message.id, partition, partition.next_seq)
             record_time_ms = message.deliver_at_ms
             due_at = float(record_time_ms) / 1000.0
+        elif flags & DELAYED:
+            partition.has_delayed = True  # due now: delivered outside of the order of the scan
         expires = message.expires
         if rules.message_ttl > 0.0:
             # Count from the time the message is due: a delay longer than the time to live would

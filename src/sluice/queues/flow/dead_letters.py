@@ -72,8 +72,13 @@ class DeadLetters:
         self._appender: Appender = appender
         self._read_content_type = read_content_type
 
-    def write_failed(self, lease: Lease, message: Message, reason: str, description: str) -> None:
-        """Write the dead letter of a delivery; the caller settles the message in the same frame."""
+    def write_failed(
+        self, lease: Lease, message: Message, reason: str, description: str
+    ) -> tuple[Partition, int] | None:
+        """Write the dead letter of a delivery; the caller settles the message in the same frame.
+
+        Return where it is; None: there is no queue for it.
+        """
         cursor = lease.cursor
         queue = cursor.group.queue
         headers = self._build_headers(
@@ -84,7 +89,7 @@ class DeadLetters:
             f"{headers['dead-reason']}: {description}" if description else headers["dead-reason"]
         )
         self._add_history_header(headers, message, lease, cursor.group.name, history.DEAD, detail)
-        self._enqueue_dead_letter(queue, message, cursor.group.name, reason, headers, lease)
+        return self._enqueue_dead_letter(queue, message, cursor.group.name, reason, headers, lease)
 
     def write_expired(
         self,
@@ -202,7 +207,7 @@ class DeadLetters:
         reason: str,
         headers: dict[str, str],
         lease: Lease | None = None,
-    ) -> None:
+    ) -> tuple[Partition, int] | None:
         """Count a message as dead, and store its dead letter if there is a queue for it."""
         dead_reason = headers["dead-reason"]
         self._count_dead(queue, dead_reason, lease)
@@ -213,12 +218,12 @@ class DeadLetters:
             except QueueError as error:
                 cause = _explain_missing_dlq(queue, reason, error)
             else:
-                self._store_dead_letter(queue, dlq, message, group, reason, headers)
-                return
+                return self._store_dead_letter(queue, dlq, message, group, reason, headers)
         self._state.warn(
             f"message dropped: {cause} "
             f"(message {headers['original-message-id']}, reason {dead_reason})"
         )
+        return None
 
     def _count_dead(self, queue: Queue, dead_reason: str, lease: Lease | None) -> None:
         queue.count_dead(dead_reason)
@@ -239,22 +244,28 @@ class DeadLetters:
         group: str,
         reason: str,
         headers: dict[str, str],
-    ) -> None:
+    ) -> tuple[Partition, int] | None:
         dead_letter = Message(message.payload, message.props, message.key)
         dead_letter.topic = message.topic
         dead_letter.headers = strip_dead_letter_headers(message.headers) + b"".join(
             encode_header(name, value) for name, value in headers.items() if value
         )
+        location: tuple[Partition, int] | None
         if dlq.rules.is_compacted:
             self._key_compaction.store(dlq, dead_letter, may_delete=False)
+            location = self._key_compaction.find_last_message(dlq, dead_letter.key)
         else:
-            self._appender.append(dlq, dead_letter, 0)
+            key_hash = dlq.key_hash(dead_letter.key)
+            partition = dlq.choose_partition(dead_letter.key, key_hash)
+            seq = self._appender.append_to_partition(partition, dead_letter, key_hash, 0, 0)
+            location = partition, int(seq)
         webhook = queue.rules.alert_webhook
         if reason != "overflow" or webhook:
             name = headers["original-message-id"]
             self._state.effects.alerts.append(
                 Alert(webhook, queue.name, dlq.name, name, group, headers["dead-reason"], headers)
             )
+        return location
 
     def _get_or_create_dlq(self, queue: Queue, reason: str) -> Queue:
         """Return the queue for dead letters of this reason; create it if needed."""

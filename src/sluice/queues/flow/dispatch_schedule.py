@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sluice.queues.bodies import BodyCache
 from sluice.queues.flow.timers import Timers
-from sluice.queues.model import Consumer, Cursor, EngineState, Group, Lease
+from sluice.queues.model import Consumer, Cursor, EngineState, Group, HeldKey, Lease
 
 
 class DispatchSchedule:
@@ -79,6 +79,14 @@ class DispatchSchedule:
                 self.add_group(group)
         elif admission.reopens_at > 0.0:
             self._timers.schedule_admission(group, admission.reopens_at)
+
+    def release_key(self, held: HeldKey) -> None:
+        """Deliver messages of a held key again."""
+        group = self._state.groups.get(int(held.gid))
+        if group is not None:
+            group.release_key(held)
+            for cursor in group.cursors:
+                self.add_cursor(cursor)
 
     def clear_stalled(self, group: Group, identity: str) -> None:
         """Mark a consumer as no longer stalled: it settled something, even if too late."""

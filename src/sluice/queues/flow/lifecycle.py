@@ -29,6 +29,7 @@ from sluice.queues.log import PURGED, NoteWriter, notes
 from sluice.queues.model import (
     LEASED,
     NO_DELAYED,
+    NO_HELD_KEYS,
     REVOKE,
     STRICT,
     Cursor,
@@ -184,6 +185,8 @@ class Lifecycle:
                     cursor.lost_ranges = LostRanges(0)
                 group.cursors.append(cursor)
                 partition.cursors.append(cursor)
+                for key_hash in group.held_keys:
+                    cursor.hold_key(key_hash)
         self._state.next_pid = max(self._state.next_pid, first_pid + count)
 
     def reconfigure_queue(self, queue: Queue, rules: QueueRules, config: str) -> None:
@@ -219,6 +222,8 @@ class Lifecycle:
                 # Otherwise the next delivery would rely on a wake-up set for the old timeout.
                 queue.deadline_check_at = 0.0
         for group in queue.groups.values():
+            for held in group.held_keys.values():
+                self._timers.schedule_release(group, held)  # the timeout may have changed
             self._dispatch_schedule.update_admission(group)
             self._dispatch_schedule.rebalance(group)
             for consumer in group.consumers:
@@ -230,9 +235,18 @@ class Lifecycle:
             for partition in queue.partitions:
                 if partition.cursors:
                     self._delete_retained(partition)
+        if queue.rules.holds_keys and (
+            not rules.holds_keys or queue.rules.ordering != rules.ordering
+        ):
+            for group in queue.groups.values():
+                self._release_keys(group)
         queue.set_rules(rules, config)
         for partition in queue.partitions:
             self._timers.schedule_retention(partition)
+
+    def _release_keys(self, group: Group) -> None:
+        for held in list(group.held_keys.values()):
+            self._dispatch_schedule.release_key(held)
 
     def _delete_retained(self, partition: Partition) -> None:
         seq = partition.first_live(0)
@@ -267,6 +281,7 @@ class Lifecycle:
 
     def _remove_members(self, group: Group) -> None:
         """Remove the members of a deleted group and revoke their leases."""
+        group.held_keys = NO_HELD_KEYS
         for cursor in group.cursors:
             self._revoke_leases(cursor)
             cursor.consumer = None
@@ -407,6 +422,7 @@ class Lifecycle:
             self._dispatch_schedule.add_cursor(cursor)
 
     def set_group_positions(self, group: Group, start_sequences: list[int]) -> None:
+        self._release_keys(group)
         for cursor, start_sequence in zip(group.cursors, start_sequences, strict=True):
             self._revoke_leases(cursor)
             self._body_cache.forget_cursor(cursor)

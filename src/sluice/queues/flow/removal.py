@@ -23,6 +23,7 @@ from sluice.queues.model import (
     SETTLE,
     Cursor,
     EngineState,
+    HeldKey,
     Lease,
     Partition,
     Queue,
@@ -57,6 +58,10 @@ class Removal:
         is_readable = is_stored and outcome == ACKED and partition.queue.rules.is_compacted
         cursor.count_outcome(seq, outcome, is_readable)
         cursor.mark_settled(seq, is_stored)
+        if partition.held_keys:
+            held = partition.held_keys.get(int(seq))
+            if held is not None and (is_last or held.gid == cursor.group.gid):
+                self._end_hold(partition, seq, held)
         if is_last:
             self.on_settled_by_all(partition, seq, stays_stored)
 
@@ -66,6 +71,14 @@ class Removal:
             self._timers.schedule_retention(partition)
         else:
             self.delete_message(partition, seq)
+
+    def _end_hold(self, partition: Partition, seq: i64, held: HeldKey) -> None:
+        """Release a key that waits for no other message than `seq`, which is settled or deleted."""
+        del partition.held_keys[int(seq)]
+        held.dead_letters.discard((int(partition.pid), int(seq)))
+        held.repaired.discard((int(partition.pid), int(seq)))
+        if held.is_over():
+            self._dispatch_schedule.release_key(held)
 
     def delete_message(self, partition: Partition, seq: i64) -> None:
         """Delete a message and free its space in the store."""
@@ -78,6 +91,10 @@ class Removal:
         for cursor in partition.cursors:
             if cursor.settled_seqs:
                 cursor.settled_seqs.discard(int(seq))
+        if partition.held_keys:
+            held = partition.held_keys.get(int(seq))
+            if held is not None:
+                self._end_hold(partition, seq, held)
         address = partition.remove(seq)
         if address != NO_ADDRESS:
             self._state.segment_usage.drop(address, size)

@@ -10,7 +10,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.model import READY, EngineState, Group, Lease, Partition, Queue
+from sluice.queues.model import READY, EngineState, Group, HeldKey, Lease, Partition, Queue
 
 # Number of searches for settled messages within their retention.
 SWEEPS_PER_RETENTION: Final = 60.0
@@ -36,6 +36,7 @@ class Timers:
         self._retentions: list[tuple[float, int, Partition]] = []
         self._partition_moves: list[tuple[float, int, Group]] = []
         self._admissions: list[tuple[float, int, Group]] = []
+        self._holds: list[tuple[float, int, HeldKey]] = []
         self._stale_entries: int = 0
 
     def next_due(self) -> float:
@@ -55,6 +56,8 @@ class Timers:
             first = self._partition_moves[0][0]
         if self._admissions and (first == 0.0 or self._admissions[0][0] < first):
             first = self._admissions[0][0]
+        if self._holds and (first == 0.0 or self._holds[0][0] < first):
+            first = self._holds[0][0]
         return first
 
     # ---- due work
@@ -127,6 +130,19 @@ class Timers:
                 return group
         return None
 
+    def pop_held_key(self) -> HeldKey | None:
+        """Return a held key whose timeout is over, unless it was changed."""
+        while self._holds and self._holds[0][0] <= self._state.now:
+            due_at, _, held = heapq.heappop(self._holds)
+            group = self._state.groups.get(int(held.gid))
+            if (
+                group is not None
+                and group.held_keys.get(int(held.key_hash)) is held
+                and due_at == held.release_at(group.queue.rules.hold_timeout)
+            ):
+                return held
+        return None
+
     # ---- scheduling
 
     def watch_deadline(self, lease: Lease) -> None:
@@ -179,6 +195,13 @@ class Timers:
             group.admission_check_at = due_at
             self._tie_breaker += 1
             heapq.heappush(self._admissions, (due_at, self._tie_breaker, group))
+
+    def schedule_release(self, group: Group, held: HeldKey) -> None:
+        """Release a held key when its timeout is over, if it has one."""
+        due_at = held.release_at(group.queue.rules.hold_timeout)
+        if due_at > 0.0:
+            self._tie_breaker += 1
+            heapq.heappush(self._holds, (due_at, self._tie_breaker, held))
 
     def next_delayed_due(self, partitions: list[Partition]) -> float:
         """Return when the first delayed message of these partitions is due, or 0.0. Linear."""

@@ -6,6 +6,7 @@ in a partition, and its lease in a cursor of a group.
 
 from sluice.queues.model import history
 from sluice.queues.model.admission import BREAKER_NAMES, CLOSED, NOT_PAUSED, Admission, Pause
+from sluice.queues.model.containers.held_key import NO_HELD_KEYS, HeldKey
 from sluice.queues.model.containers.last_values import MAX_CACHED_KEY_LENGTH, LastValues, hash_key
 from sluice.queues.model.containers.lost_ranges import LostRanges, read_lost_ranges
 from sluice.queues.model.containers.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
@@ -96,6 +97,7 @@ __all__ = [
     "NO_ADDRESS",
     "NO_DELAYED",
     "NO_EFFECTS",
+    "NO_HELD_KEYS",
     "PER_KEY",
     "READY",
     "READ_BODY",
@@ -118,6 +120,7 @@ __all__ = [
     "Effects",
     "EngineState",
     "Group",
+    "HeldKey",
     "HistoryEvent",
     "IdSearch",
     "LastValues",

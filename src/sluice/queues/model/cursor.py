@@ -34,6 +34,7 @@ from sluice.queues.log import (
     FrameBuilder,
     NoteSource,
 )
+from sluice.queues.model.containers.held_key import HOLD
 from sluice.queues.model.containers.message_columns import NO_ADDRESS
 from sluice.queues.model.containers.seq_fifo import SeqFifo
 from sluice.queues.model.delivery_lease import DISPATCH, READY, RECLAIM, Lease
@@ -64,6 +65,7 @@ _NO_FIFOS: Final[dict[object, SeqFifo]] = {}
 _NO_HEAPS: Final[dict[object, list[int]]] = {}
 _NO_GATED: Final[dict[int, list[int]]] = {}
 _NO_STALE: Final[dict[int, int]] = {}
+_NO_HELD_BACK: Final[dict[int, list[int]]] = {}
 _NO_RANKS: Final[list[int]] = []
 _NO_ACKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
@@ -126,6 +128,8 @@ class Cursor(NoteSource):
         self._parked_count: i64 = 0
         # Parked messages that a command has delayed: how many entries of each to skip.
         self._stale_parked: dict[int, int] = _NO_STALE
+        # Chosen messages of held keys, by key: not among the ready ones until the key is released.
+        self._held_back: dict[int, list[int]] = _NO_HELD_BACK
         # Keys behind an older partition that is not drained: see `PartitionGate`.
         self._gated: dict[int, list[int]] = _NO_GATED
         # Below this sequence, unscanned messages may already be leased.
@@ -168,9 +172,12 @@ class Cursor(NoteSource):
             if not self._ready_unordered or (
                 len(self._ready) > 0 and self._ready[0] < self._ready_unordered[0]
             ):
-                seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
+                rank: i64 = i64(heapq.heappop(self._ready))
+                if self.group.held_keys and self._hold_back(rank):
+                    continue
             else:
-                seq = i64(heapq.heappop(self._ready_unordered)) & SEQUENCE_MASK
+                rank = i64(heapq.heappop(self._ready_unordered))
+            seq: i64 = rank & SEQUENCE_MASK
             if self._ready_key_hashes.pop(int(seq), -1) >= 0:  # otherwise settled meanwhile
                 return seq
         return self._scan_next(self.partition.committed_end, False)
@@ -247,7 +254,11 @@ class Cursor(NoteSource):
             return False
         active = self._active_by_key.get(boxed_key, 0)
         if active >= queue.rules.batch_size:
-            self._parked_count += 1
+            if active < HOLD:
+                self._parked_count += 1
+            elif self.group.is_repaired(self.partition, seq, key_hash):
+                self._active_by_key[boxed_key] = active + 1
+                return True
             if priority >= 0:
                 parked_heap = self._parked_out_of_order.get(boxed_key)
                 if parked_heap is None:
@@ -321,6 +332,54 @@ class Cursor(NoteSource):
             )
             remaining -= 1
         return self._ready_key_hashes.pop(int(seq), -1) >= 0
+
+    # ---- keys that are held for repair
+
+    def hold_key(self, key_hash: i64) -> None:
+        """Choose no further message of a key. Those that wait do not count as parked.
+
+        Otherwise the bound of parked messages would stop other keys for as long as the repair.
+        """
+        boxed_key: object = int(key_hash)
+        if self._active_by_key is _NO_ACTIVE:
+            self._active_by_key = {}
+        self._active_by_key[boxed_key] = self._active_by_key.get(boxed_key, 0) + HOLD
+        self._parked_count -= self._count_parked_of(boxed_key)
+
+    def release_key(self, key_hash: i64) -> None:
+        """Choose messages of a key again: first those that had been chosen before."""
+        boxed_key: object = int(key_hash)
+        self._parked_count += self._count_parked_of(boxed_key)
+        for rank in self._held_back.pop(int(key_hash), []) if self._held_back else []:
+            if rank & SEQUENCE_MASK in self._ready_key_hashes:
+                heapq.heappush(self._ready, rank)
+        # One more, because one ends.
+        self._active_by_key[boxed_key] = self._active_by_key.get(boxed_key, HOLD) - HOLD + 1
+        self._deactivate_key(key_hash)
+
+    def count_held(self, key_hash: i64) -> i64:
+        """Return how many messages of a held key have been looked at and wait for its release."""
+        held_back = self._held_back.get(int(key_hash), []) if self._held_back else []
+        return self._count_parked_of(int(key_hash)) + len(held_back)
+
+    def _count_parked_of(self, boxed_key: object) -> i64:
+        fifo = self._parked.get(boxed_key)
+        heap = self._parked_out_of_order.get(boxed_key)
+        count: i64 = 0 if fifo is None else fifo.count()
+        return count if heap is None else count + len(heap)
+
+    def _hold_back(self, rank: i64) -> bool:
+        """Return whether the key of a ready message is held; then it stays chosen, for later."""
+        seq: i64 = rank & SEQUENCE_MASK
+        key_hash: i64 = self._ready_key_hashes.get(int(seq), 0)
+        if int(key_hash) not in self.group.held_keys or self.group.is_repaired(
+            self.partition, seq, key_hash
+        ):
+            return False
+        if self._held_back is _NO_HELD_BACK:
+            self._held_back = {}
+        self._held_back.setdefault(int(key_hash), []).append(int(rank))
+        return True
 
     def open_gates(self) -> None:
         """Choose the gated messages in order: an older partition has drained far enough."""
@@ -624,7 +683,8 @@ class Cursor(NoteSource):
 
     def active_by_key(self) -> dict[object, int]:
         """Return the active messages by key, as counted incrementally."""
-        return dict(self._active_by_key)
+        counts = {key: count & (HOLD - 1) for key, count in self._active_by_key.items()}
+        return {key: count for key, count in counts.items() if count}
 
     def ready_key_hashes(self) -> list[int]:
         """Return the keys of the chosen messages, 0 for none."""
@@ -657,7 +717,10 @@ class Cursor(NoteSource):
         self._parked_out_of_order = _NO_HEAPS
         self._parked_count = 0
         self._stale_parked = _NO_STALE
+        self._held_back = _NO_HELD_BACK
         self._gated = _NO_GATED
+        for held_hash in self.group.held_keys:
+            self.hold_key(held_hash)
         for lease in self.leases.values():
             lease.key_hash = self.key_hash_of(lease.seq)
             if lease.key_hash:

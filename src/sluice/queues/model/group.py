@@ -12,6 +12,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from sluice.queues.log import ACKED
 from sluice.queues.model.admission import Admission
+from sluice.queues.model.containers.held_key import NO_HELD_KEYS, HeldKey
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.partition import Partition
@@ -89,6 +90,7 @@ class Group:
         self.consumers: list[Consumer] = []
         # Leases by the message id of the publisher.
         self.leases_by_message_id: dict[bytes, Lease] = {}
+        self.held_keys: dict[int, HeldKey] = NO_HELD_KEYS  # by key hash
         self.used_at: float = 0.0  # when it last had consumers, as `expire_groups` has seen
         self.in_flight: i64 = 0  # leased right now
         self.admission: Admission = Admission(queue.pause)
@@ -274,6 +276,27 @@ class Group:
 
     def _is_gate_closed(self, gate: PartitionGate, number: i64) -> bool:
         return self.cursors[number].low_watermark < gate.boundary_seqs[number]
+
+    # ---- keys that are held for repair
+
+    def hold_key(self, held: HeldKey) -> None:
+        """Deliver nothing more of a key, in no partition: the key may have moved to another one."""
+        if not self.held_keys:
+            self.held_keys = {}
+        self.held_keys[int(held.key_hash)] = held
+        for cursor in self.cursors:
+            cursor.hold_key(held.key_hash)
+
+    def release_key(self, held: HeldKey) -> None:
+        if self.held_keys.get(int(held.key_hash)) is held:
+            del self.held_keys[int(held.key_hash)]
+            for cursor in self.cursors:
+                cursor.release_key(held.key_hash)
+
+    def is_repaired(self, partition: Partition, seq: i64, key_hash: i64) -> bool:
+        """Return whether its key waits for the message, a dead letter that was put back."""
+        held = self.held_keys.get(int(key_hash))
+        return held is not None and (int(partition.pid), int(seq)) in held.repaired
 
     # ---- leases by the publisher's message id
 

@@ -18,6 +18,7 @@ from mypy_extensions import i16, i32, i64, u8
 
 from sluice.message import DELAYED, PRIORITY_MASK, TOMBSTONE, Message
 from sluice.queues.log import LoggedPartition
+from sluice.queues.model.containers.held_key import NO_HELD_KEYS, HeldKey
 from sluice.queues.model.containers.message_columns import (
     BLOCK_BITS,
     BLOCK_SIZE,
@@ -61,6 +62,8 @@ class Partition(LoggedPartition):
         # Bodies that need no read, by sequence.
         self.cached_bodies: dict[object, Message] = _NO_BODIES
         self.is_in_body_cache: bool = False  # the cache tracks `cached_bodies`
+        # Keys that are held because of a message here: its dead letter, or what was put back.
+        self.held_keys: dict[int, HeldKey] = NO_HELD_KEYS
         # Messages for a single group: sequence to gid.
         self.target_groups: dict[int, int] = NO_TARGETS
         self.delayed_seqs: set[int] = NO_DELAYED  # messages that are not due yet
@@ -213,6 +216,12 @@ class Partition(LoggedPartition):
             block.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
             if expires and (block.min_expiry == 0 or expires < block.min_expiry):
                 block.min_expiry = expires
+
+    def add_held_key(self, seq: i64, held: HeldKey) -> None:
+        """Remember that the end of the message `seq` may release a key."""
+        if not self.held_keys:
+            self.held_keys = {}
+        self.held_keys[int(seq)] = held
 
     def mark_delayed(self, seq: i64) -> None:
         """Let the scan skip a message: it is delivered when it is due."""

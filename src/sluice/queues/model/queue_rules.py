@@ -37,6 +37,8 @@ class QueueRules:
         self.dlq_name: str = f"dlq/{name}"
         self.invalid_queue_name: str = ""  # the queue for invalid messages; empty: none
         self.alert_webhook: str = ""
+        self.holds_keys: bool = False  # later messages of a key wait for the repair of a dead one
+        self.hold_timeout: float = 86_400.0  # 0.0: until the dead letter is handled
         self.max_message_size: i64 = 1_048_576
         self.max_depth: i64 = 100_000
         self.message_ttl: float = 604_800.0  # seconds; 0.0: forever

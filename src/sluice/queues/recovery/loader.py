@@ -179,6 +179,7 @@ class EngineLoader:
                         engine.timers.schedule_retry(lease, lease.retry_at)
                     cursor.rebuild()
         engine.delivery_control.finish_recovery()
+        engine.key_holds.finish_recovery()
         engine.schedules.finish_recovery()
         engine.exclusive.finish_recovery(engine.now)
 
@@ -224,6 +225,7 @@ class EngineLoader:
         """Count the pending groups of all messages from before the snapshot."""
         self._is_replaying = True
         self._snapshot.finish_rows()
+        self._engine.key_holds.finish_snapshot()
         for warning in self._engine.exclusive.finish_rows():
             self._engine.state.warn(warning)
         for queue in self._engine.queues.values():
@@ -355,6 +357,8 @@ class EngineLoader:
             load_rescheduled(note, engine.partitions)
         elif notes.SCHEDULE_STORED <= kind <= notes.SCHEDULE_RAN:
             engine.schedules.load(note)
+        elif notes.KEY_HELD <= kind <= notes.KEY_RELEASED:
+            engine.key_holds.load(note)
         else:
             self._apply_lifecycle(note)
 

@@ -17,6 +17,7 @@ from sluice.errors import StoreError
 from sluice.queues.engine import Engine
 from sluice.queues.flow import (
     load_admission,
+    load_held_keys,
     read_events,
     read_pause,
     store_released,
@@ -24,6 +25,7 @@ from sluice.queues.flow import (
     write_admission,
     write_events,
     write_gates,
+    write_held_keys,
     write_pause,
     write_rescheduled,
     write_retry,
@@ -44,7 +46,7 @@ from sluice.queues.model import (
     read_lost_ranges,
 )
 
-VERSION: Final = 11
+VERSION: Final = 12
 # Since then, queues have the counters of deleted groups and of refused publishes.
 COUNTERS_SINCE: Final = 9
 # Since then: pauses of queues and groups, and open breakers.
@@ -53,6 +55,8 @@ ADMISSION_SINCE: Final = 9
 COMMANDS_SINCE: Final = 10
 # Since then: schedules.
 SCHEDULES_SINCE: Final = 11
+# Since then: keys that are held for repair.
+HELD_KEYS_SINCE: Final = 12
 # The oldest version that can be read: that of Sluice 0.1.0.
 OLDEST_VERSION: Final = 8
 
@@ -161,6 +165,7 @@ def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
         out.write_int(0 if lost_ranges is None else 1)
         if lost_ranges is not None:
             lost_ranges.write(out)
+    write_held_keys(out, group)
 
 
 def _write_released(out: NoteWriter, cursor: Cursor) -> None:
@@ -305,6 +310,8 @@ class SnapshotReader:
                 cursor.lost_ranges = read_lost_ranges(note)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
+        if note.kind >= HELD_KEYS_SINCE:
+            load_held_keys(note, group)
 
     def had_message(self, pid: i64, seq: i64) -> bool:
         """Return whether a message was stored when the snapshot was made."""

@@ -21,6 +21,7 @@ from sluice.queues.model import (
     Consumer,
     Cursor,
     Group,
+    HeldKey,
     Lease,
     Pause,
     QueueRules,
@@ -33,6 +34,7 @@ from sluice.queues.service.message_events import show_event
 from sluice.queues.service.stored_messages import MessageLocation
 
 MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a search examines
+MAX_SHOWN_KEYS: Final = 100  # held keys in the view of a group
 
 _PHASES: Final[dict[int, views.Phase]] = {
     LEASED: "delivered",
@@ -90,6 +92,7 @@ class GroupInspector:
             pause=show_pause(group.admission.pause),
             breaker=BREAKER_NAMES[group.admission.breaker.state],
             held_by=group.admission.closed_reasons(self.rules, group.in_flight),
+            held_keys=self.held_keys(),
             consumers=[self._consumer_view(member) for member in self.members()],
         )
 
@@ -143,11 +146,38 @@ class GroupInspector:
             is_paused=group.admission.pause.is_active() or group.queue.pause.is_active(),
             is_breaker_open=group.admission.breaker.state != CLOSED,
             is_limited=group.admission.is_limited(self.rules, group.in_flight),
+            held_keys=len(group.held_keys),
         )
 
     def verify(self) -> list[str]:
         """Return the inconsistencies of the counters of the group."""
         return verify_group(self._group)
+
+    # ---- keys that are held for repair
+
+    def held_keys(self) -> list[views.HeldKey]:
+        """Return the keys of which nothing is delivered, those first that are held for longest."""
+        held = sorted(self._group.held_keys.values(), key=_held_at)
+        return [self._show_held_key(one) for one in held[:MAX_SHOWN_KEYS]]
+
+    def held_key_of(self, location: MessageLocation) -> views.HeldKey | None:
+        """Return the held key for which a message waits."""
+        key_hash = int(self._cursor_of(location).key_hash_of(location[1]))
+        held = self._group.held_keys.get(key_hash)
+        if held is None or (int(location[0].pid), location[1]) in held.repaired:
+            return None
+        return self._show_held_key(held)
+
+    def _show_held_key(self, held: HeldKey) -> views.HeldKey:
+        return views.HeldKey(
+            key=held.key.decode("utf-8", "replace"),
+            message_id=held.message_id.decode("utf-8", "replace"),
+            held_at=held.held_at,
+            releases_at=held.release_at(self.rules.hold_timeout),
+            dead_letters=len(held.dead_letters),
+            repaired=len(held.repaired),
+            waiting=sum(int(cursor.count_held(held.key_hash)) for cursor in self._group.cursors),
+        )
 
     # ---- counters
 
@@ -413,6 +443,10 @@ def _delivered_at(lease: Lease) -> float:
 
 def _first_delivered_at(lease: Lease) -> float:
     return lease.first_delivered_at
+
+
+def _held_at(held: HeldKey) -> float:
+    return held.held_at
 
 
 def _sequence(lease: Lease) -> int:

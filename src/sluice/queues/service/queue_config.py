@@ -127,6 +127,9 @@ class DeadLetterConfig(ConfigSection):
     topic: QueueName | None = None  # None: dlq/<name>
     invalid_topic: QueueName | None = None
     alert_webhook: Annotated[str, AfterValidator(_validate_webhook)] | None = None
+    on_dead: Literal["continue", "hold-key"] = "continue"
+    # 0: until the dead letter is put back or discarded
+    hold_timeout: Annotated[Seconds, duration_between(0, 100 * YEAR_SECONDS)] = 86_400.0
 
 
 class QueueLimits(ConfigSection):
@@ -217,6 +220,8 @@ class QueueConfig(ConfigSection):
             dlq.invalid_topic if dlq.invalid_topic and dlq.invalid_topic != self.name else ""
         )
         rules.alert_webhook = dlq.alert_webhook or ""
+        rules.holds_keys = dlq.on_dead == "hold-key" and rules.dlq_enabled
+        rules.hold_timeout = dlq.hold_timeout
         limits = self.limits
         rules.max_message_size = limits.max_message_size
         rules.max_depth = limits.max_queue_depth

@@ -53,7 +53,7 @@ def make_timing(
     if distance < min_ms:
         raise InvalidSchedule(
             f"ticks are only {_show(distance)} apart",
-            f"Let {_show(min_ms)} pass between them, or lower limits.min_schedule_interval",
+            f"Let {_show(min_ms)} pass between them, or lower queues.min_schedule_interval",
         )
     if timing.jitter_ms >= distance:
         raise InvalidSchedule(

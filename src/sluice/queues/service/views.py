@@ -91,6 +91,19 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A key of which nothing is delivered to a group: a message of it died."""
+
+    key: Annotated[str, Doc("The key; empty in a strict queue, which is held as a whole")]
+    message_id: Annotated[str, Doc("The message that died", example="order-17")]
+    held_at: Annotated[Time, Doc("Since when it is held")]
+    releases_at: Annotated[Time, Doc("When it is released in any case; null: never")]
+    dead_letters: Annotated[int, Doc("Dead letters that are neither put back nor discarded")]
+    repaired: Annotated[int, Doc("Dead letters that were put back and are not settled")]
+    waiting: Annotated[int, Doc("Later messages that wait, as far as the group has seen them")]
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """A consumer group: its backlog, its ledger and its members."""
 
@@ -110,6 +123,7 @@ class Group:
             example=["paused"],
         ),
     ]
+    held_keys: Annotated[list[HeldKey], Doc("Keys that are held for repair, at most 100")]
     consumers: Annotated[list[Consumer], Doc("Its members")]
 
 
@@ -208,6 +222,7 @@ class GroupMetrics:
     is_paused: bool  # by itself or with its queue
     is_breaker_open: bool  # or probing
     is_limited: bool  # a limit allows no delivery now
+    held_keys: int  # for repair
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,13 @@ export const SECTIONS = [
         "optional",
         "An address that receives a POST for each dead letter.",
       ],
+      [
+        "dlq_config.on_dead",
+        "After a message died",
+        ["continue", "hold-key"],
+        "hold-key: later messages of its key wait until the dead letter is put back or discarded.",
+      ],
+      ["dlq_config.hold_timeout", "Hold a key for", "text", "0s: until it is repaired."],
     ],
   },
   {

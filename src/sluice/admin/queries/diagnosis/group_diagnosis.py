@@ -10,7 +10,7 @@ from dataclasses import replace
 from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import describe_blocked, find_obstacle
-from sluice.admin.queries.diagnosis.policy_findings import find_closed_by_policy
+from sluice.admin.queries.diagnosis.policy_findings import find_closed_by_policy, find_held_keys
 from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.queues.names import looks_generated
 from sluice.queues.service import GroupInspector, views
@@ -20,7 +20,7 @@ def diagnose_group(
     flow: RecentFlow, group: GroupInspector, now: float, include_name: bool
 ) -> list[Finding]:
     """Return what blocks a group, the cause first; empty if its messages are delivered."""
-    found = _find_obstacles(flow, group, now)
+    found = [*_find_obstacles(flow, group, now), *find_held_keys(group, now)]
     if not include_name:
         return found
     return [

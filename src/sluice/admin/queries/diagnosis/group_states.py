@@ -11,6 +11,7 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     describe_disconnection,
     find_obstacle,
 )
+from sluice.admin.queries.diagnosis.policy_findings import describe_hold_remedy
 from sluice.message import Message, decode_headers
 from sluice.queues.service import (
     GroupInspector,
@@ -124,6 +125,13 @@ def _unsettled_state(
 def _explain_waiting(
     group: GroupInspector, location: MessageLocation, now: float
 ) -> tuple[str, str]:
+    held = group.held_key_of(location)
+    if held is not None:
+        return (
+            f"its key {held.key!r} is held for repair since {held.message_id} died at"
+            f" {phrases.format_time(held.held_at, now)}",
+            describe_hold_remedy(group.queue, held, now),
+        )
     consumer = group.server_of(location)
     if consumer is None:
         why = (

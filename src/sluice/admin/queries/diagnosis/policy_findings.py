@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.admin.model import Finding, Pause, Queue
 from sluice.admin.queries.diagnosis import phrases
-from sluice.queues.service import GroupInspector
+from sluice.queues.service import GroupInspector, views
 
 
 def find_queue_pause(queue: Queue, now: float) -> list[Finding]:
@@ -52,6 +52,41 @@ def find_closed_by_policy(inspected: GroupInspector, now: float) -> list[Finding
                 )
             )
     return findings
+
+
+def find_held_keys(inspected: GroupInspector, now: float) -> list[Finding]:
+    """Name the keys that wait for the repair of a dead letter, the first ones one by one."""
+    held = inspected.held_keys()
+    if not held:
+        return []
+    shown = ", ".join(f"{one.key!r} (since {one.message_id} died)" for one in held[:5])
+    more = ", ..." if len(held) > 5 else ""
+    waiting = sum(one.waiting for one in held)
+    first = held[0]
+    return [
+        Finding(
+            "keys-held",
+            f"group {inspected.name} holds {phrases.pluralize(len(held), 'key')} for repair:"
+            f" {shown}{more}; {phrases.count_messages(waiting, 'waits', 'wait')}",
+            describe_hold_remedy(inspected.queue, first, now),
+        )
+    ]
+
+
+def describe_hold_remedy(queue: str, held: views.HeldKey, now: float) -> str:
+    """Say what ends the hold of a key."""
+    if not held.dead_letters:
+        return f"{held.message_id} was put back: the key goes on when it is settled"
+    until = (
+        f"; otherwise it goes on at {phrases.format_time(held.releases_at, now)}"
+        if held.releases_at
+        else ""
+    )
+    return (
+        f"Put the dead letter back, repaired if needed, or discard it:"
+        f" `{phrases.format_command('dlq', 'list', queue)}`, then `sluice dlq retry` or"
+        f" `sluice dlq purge`{until}"
+    )
 
 
 def _describe_pause(pause: Pause | None, what: str, command: str, now: float) -> list[Finding]:

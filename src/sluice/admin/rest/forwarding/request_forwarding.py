@@ -68,6 +68,7 @@ class GatheredList:
 
 GATHERED_LISTS: Final = {
     "queues": GatheredList("name"),
+    "schedules": GatheredList("name"),
     "ecq": GatheredList("client"),
     "clients": GatheredList("client"),
     "samples": GatheredList("node", is_per_cell=False),

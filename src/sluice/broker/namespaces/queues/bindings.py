@@ -62,10 +62,24 @@ class BoundQueues(BindingTarget):
         Call it before the message itself is published: if a queue refuses its copy, the publish is
         refused. Dead letters, redriven messages and batches are not copied.
         """
-        if source.name in self.queue_bindings:
-            self._copy(source, message, {source.name})
+        for queue, copy in self.copies_of(source, message):
+            if not queue.rules.schema or self._schemas.check_payload(queue, copy):
+                self._engine.publishing.publish(queue, copy, None, 0)
 
-    def _copy(self, source: Queue, message: Message, visited: set[str]) -> None:
+    def copies_of(self, source: Queue, message: Message) -> list[tuple[Queue, Message]]:
+        """Return the copies of a message for the queues that are bound to its queue."""
+        copies: list[tuple[Queue, Message]] = []
+        if source.name in self.queue_bindings:
+            self._copy(source, message, {source.name}, copies)
+        return copies
+
+    def _copy(
+        self,
+        source: Queue,
+        message: Message,
+        visited: set[str],
+        copies: list[tuple[Queue, Message]],
+    ) -> None:
         for binding in self.queue_bindings.get(source.name, ()):
             queue = self._engine.queues.get(binding.queue)
             # A template can bind queues in a circle.
@@ -78,9 +92,8 @@ class BoundQueues(BindingTarget):
             copy.priority = message.priority
             copy.deliver_at_ms = message.deliver_at_ms
             copy.expires = message.expires
-            self._copy(queue, copy, visited | {queue.name})
-            if not queue.rules.schema or self._schemas.check_payload(queue, copy):
-                self._engine.publishing.publish(queue, copy, None, 0)
+            self._copy(queue, copy, visited | {queue.name}, copies)
+            copies.append((queue, copy))
 
     def warn(self, text: str) -> None:
         self._engine.state.warn(text)

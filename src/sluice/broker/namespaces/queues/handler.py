@@ -13,7 +13,8 @@ from sluice.broker.namespace import NamespaceHandler
 from sluice.broker.namespaces.queues.bindings import BoundQueues
 from sluice.broker.namespaces.queues.command_topics import CommandTopics
 from sluice.broker.namespaces.queues.memberships import find_memberships
-from sluice.broker.namespaces.queues.message_builder import MessageBuilder
+from sluice.broker.namespaces.queues.message_builder import MessageBuilder, ThenStep
+from sluice.broker.namespaces.queues.queue_options import read_then
 from sluice.broker.namespaces.queues.queue_subscriptions import QueueSubscriptions
 from sluice.broker.namespaces.queues.schema_checks import SchemaChecks
 from sluice.broker.namespaces.queues.settlement_topics import SettlementTopics
@@ -97,6 +98,13 @@ class QueueHandler(NamespaceHandler):
             if not session.is_proxy:
                 parsed.cell = self._router.cluster.cell_for(topic, packet.payload)
         verb = parsed.verb
+        then: ThenStep | None = None
+        if verb == ACK and b"then" in packet.raw_properties:
+            try:
+                then = self._read_then(packet, session)
+            except QueueError as error:
+                session.inbound.refuse(packet, connection, get_reason_code(error), str(error))
+                return
         is_command = ACK <= verb <= RESCHEDULE
         if parsed.cell >= 0:
             self._router.cluster.get_proxies(session).publish(
@@ -109,7 +117,7 @@ class QueueHandler(NamespaceHandler):
             elif verb == CANCEL or verb == RESCHEDULE:
                 self._commands.execute(packet, parsed, self._find_queue(parsed), session)
             elif is_command:
-                self._settlements.settle(packet, parsed, self._find_queue(parsed), session)
+                self._settlements.settle(packet, parsed, self._find_queue(parsed), session, then)
             else:
                 text = (
                     parsed.argument.decode()
@@ -125,6 +133,23 @@ class QueueHandler(NamespaceHandler):
                 # MQTT 3.1.1 cannot report that a command failed, which is no reason to end the
                 # connection.
                 self._settlements.ack_after_commit(packet, session)
+
+    def _read_then(self, packet: Publish, session: Session) -> ThenStep | None:
+        """Return the messages that an ack publishes, checked against the rights of its client."""
+        packets = read_then(packet)
+        if not packets:
+            return None
+        step = ThenStep(self, packets, session)
+        step.check_rights()
+        return step
+
+    def is_in_other_cell(self, topic: bytes) -> bool:
+        return self._router.cluster.cell_for(topic, b"") >= 0
+
+    def find_or_create(self, name: str, session: Session) -> Queue:
+        """Return a queue to which a client publishes."""
+        queue = self.engine.queues.get(name)
+        return self._create_for_client(QUEUE_PUBLISH, name, session) if queue is None else queue
 
     def _parse_topic(self, topic: bytes) -> QueueTopic:
         parsed = parse_queue_topic(topic)

@@ -5,6 +5,8 @@ The properties of the publisher stay encoded; only the options for queues among 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sluice.broker.namespaces.queues.queue_options import (
     MAX_MESSAGE_ID_BYTES,
     MAX_TIMESTAMP_MS,
@@ -14,15 +16,100 @@ from sluice.broker.namespaces.queues.queue_options import (
 )
 from sluice.broker.queue_topics import (
     MAX_IDS,
+    PUBLISH,
+    QUEUE_PREFIX,
     PublishOptions,
+    parse_queue_topic,
     read_publish_options,
     strip_message_ids,
 )
-from sluice.errors import InvalidQueueConfig, TooManyIds
+from sluice.errors import (
+    InvalidPayload,
+    InvalidQueueConfig,
+    InvalidQueueName,
+    MessageTooLarge,
+    ThenElsewhere,
+    ThenNotAllowed,
+    TooManyIds,
+)
 from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.engine import Engine
+from sluice.queues.flow import check_message
 from sluice.queues.model import Queue
+from sluice.queues.names import queue_name_error
 from sluice.wire.packets import Publish
+
+if TYPE_CHECKING:
+    from sluice.broker.namespaces.queues.handler import QueueHandler
+    from sluice.broker.sessions import Session
+
+
+class ThenStep:
+    """The messages that an ack publishes, in the same frame: all of them, or the ack is refused.
+
+    `prepare` makes every check before anything changes; afterward, `publish` cannot fail.
+    """
+
+    def __init__(self, handler: QueueHandler, packets: list[Publish], session: Session) -> None:
+        self._handler: QueueHandler = handler
+        self._packets: list[Publish] = packets
+        self._session: Session = session
+        self._messages: dict[str, list[Message]] = {}
+
+    def check_rights(self) -> None:
+        """Refuse a topic that is no queue, and one that the client may not publish to."""
+        grant = self._session.grant
+        for packet in self._packets:
+            parsed = parse_queue_topic(packet.topic)
+            topic = packet.topic.decode()
+            if not packet.topic.startswith(QUEUE_PREFIX) or parsed.verb != PUBLISH:
+                raise InvalidQueueName(topic, "then publishes to $queue/<queue> only")
+            if fault := queue_name_error(parsed.queue):
+                raise InvalidQueueName(topic, fault)
+            if grant is not None and not grant.may_publish(packet):
+                raise ThenNotAllowed(topic)
+
+    def prepare(self) -> None:
+        """Refuse the step if any queue would refuse its message."""
+        handler = self._handler
+        engine = handler.engine
+        engine.publishing.check_store_available()
+        now = engine.now
+        for packet in self._packets:
+            if handler.is_in_other_cell(packet.topic):
+                raise ThenElsewhere(packet.topic.decode())
+            if packet.expiry_seconds >= 0:
+                packet.expires_at = now + float(packet.expiry_seconds)
+            message = handler.build_message(packet)
+            name = packet.topic[len(QUEUE_PREFIX) :].decode()
+            queue = handler.find_or_create(name, self._session)
+            for target, copy in handler.bindings.copies_of(queue, message):
+                self._add(target, copy)
+            self._add(queue, message)
+        for name, messages in self._messages.items():
+            queue = engine.queues[name]
+            admission = engine.batches.begin(queue, len(messages))
+            if admission.needs_messages:
+                admission.add(messages, 0, len(messages))
+            admission.check()
+
+    def _add(self, queue: Queue, message: Message) -> None:
+        rules = queue.rules
+        if len(message.payload) > rules.max_message_size:
+            raise MessageTooLarge(queue.name, len(message.payload), int(rules.max_message_size))
+        if rules.is_compacted:
+            check_message(queue, message)
+        if rules.schema and (fault := self._handler.schemas.get_validator(queue)(message.payload)):
+            raise InvalidPayload(queue.name, fault)
+        self._messages.setdefault(queue.name, []).append(message)
+
+    def publish(self) -> None:
+        engine = self._handler.engine
+        for name, messages in self._messages.items():
+            queue = engine.queues[name]
+            engine.batches.append_range(queue, messages, 0, len(messages))
+            if queue.rules.sync:
+                engine.frame_builder.request_sync()
 
 
 class MessageBuilder:

@@ -6,6 +6,7 @@ An invalid value is refused with the name of its option.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
@@ -17,11 +18,29 @@ from sluice.queues.bulk import parse_iso_time
 from sluice.queues.flow import DeliveryToken
 from sluice.queues.names import group_name_error
 from sluice.units import parse_duration
-from sluice.wire.packets import V5
+from sluice.wire.packets import V5, Publish, build_publish
+from sluice.wire.properties import Properties
 
 if TYPE_CHECKING:
     from sluice.broker.sessions import Session
 
+THEN_CONTENT_TYPE: Final = "application/vnd.sluice.then+json"
+THEN_KEYS: Final = frozenset(
+    (
+        "topic",
+        "payload",
+        "payload_base64",
+        "properties",
+        "content_type",
+        "response_topic",
+        "correlation_data",
+        "expiry",
+    )
+)
+THEN_FORM: Final = (
+    'Write it as {"topic": "$queue/next", "payload": "text", "properties": {"partition-key": "k"}};'
+    f" there are also {', '.join(sorted(THEN_KEYS - {'topic', 'payload', 'properties'}))}"
+)
 MAX_ID_LIST_BYTES: Final = 262_144  # of a JSON list of message ids
 MAX_MESSAGE_ID_BYTES: Final = 1024  # of a publisher's own message id
 MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
@@ -110,6 +129,75 @@ def read_timestamp_ms(text: bytes) -> i64:
             f"deliver-at is {value!r}",
             "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z",
         ) from None
+
+
+def read_then(packet: Publish) -> list[Publish]:
+    """Return the messages that an ack publishes: its properties `then`, or a payload of that type.
+
+    Each is a JSON object; the payload is a list of them.
+    """
+    properties = packet.decode_properties()
+    texts = [value for name, value in properties.user if name == "then"]
+    values: list[object] = []
+    if properties.content_type == THEN_CONTENT_TYPE:
+        listed = _parse_then_json(packet.payload)
+        if not isinstance(listed, list):
+            raise InvalidQueueConfig("the payload is no JSON list", THEN_FORM)
+        values += listed
+    values += [_parse_then_json(text.encode()) for text in texts]
+    if len(values) > MAX_IDS:
+        raise TooManyIds(MAX_IDS)
+    return [_read_then_message(value) for value in values]
+
+
+def _parse_then_json(text: bytes) -> object:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidQueueConfig("a message of then is no valid JSON", THEN_FORM) from None
+    return value
+
+
+def _read_then_message(value: object) -> Publish:
+    if not isinstance(value, dict) or not value.keys() <= THEN_KEYS or "topic" not in value:
+        raise InvalidQueueConfig("a message of then has unknown keys, or no topic", THEN_FORM)
+    for key, one in value.items():
+        if not isinstance(one, dict if key == "properties" else str):
+            raise InvalidQueueConfig(f"{key} of a message of then has a wrong type", THEN_FORM)
+    payload = value.get("payload", "").encode()
+    properties = Properties()
+    try:
+        if "payload_base64" in value:
+            payload = b64decode(value["payload_base64"], validate=True)
+        if "correlation_data" in value:
+            properties.correlation_data = b64decode(value["correlation_data"], validate=True)
+    except ValueError:
+        raise InvalidQueueConfig("a message of then has invalid base64", THEN_FORM) from None
+    properties.content_type = value.get("content_type")
+    properties.response_topic = value.get("response_topic")
+    for name, text in value.get("properties", {}).items():
+        for one in text if isinstance(text, list) else [text]:
+            if not isinstance(one, str):
+                raise InvalidQueueConfig(f"property {name!r} of then is no text", THEN_FORM)
+            properties.user.append((name, one))
+    texts = [value["topic"], properties.content_type or "", properties.response_topic or ""]
+    for pair in properties.user:
+        texts += pair
+    for one in texts:
+        if "\0" in one or len(one.encode("utf-8", "surrogatepass")) > 65_535 or not _is_utf8(one):
+            raise InvalidQueueConfig("a text of then is too long or no UTF-8", THEN_FORM)
+    packet = build_publish(value["topic"].encode(), payload, 1, False, properties)
+    if "expiry" in value:
+        packet.expiry_seconds = i64(read_delay("expiry", value["expiry"].encode()))
+    return packet
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_token(text: bytes, token: DeliveryToken) -> None:

@@ -48,6 +48,7 @@ from sluice.queues.model import DEAD_LETTERING, Group, Lease, Queue
 from sluice.wire.packets import V5, Publish
 
 if TYPE_CHECKING:
+    from sluice.broker.namespaces.queues.message_builder import ThenStep
     from sluice.broker.sessions import Session
 
 WARNING_INTERVAL_SECONDS: Final = 1.0
@@ -82,9 +83,17 @@ class SettlementTopics:
         self._next_warning_at: float = 0.0  # when a wrong token may be logged again
 
     def settle(
-        self, packet: Publish, parsed: QueueTopic, queue: Queue | None, session: Session
+        self,
+        packet: Publish,
+        parsed: QueueTopic,
+        queue: Queue | None,
+        session: Session,
+        then: ThenStep | None = None,
     ) -> None:
-        """Settle the deliveries that a packet names; acknowledge it after the commit."""
+        """Settle the deliveries that a packet names; acknowledge it after the commit.
+
+        With `then`, all are acknowledged and its messages published, or nothing happens.
+        """
         if self._dead_lettering:
             self._dead_lettering = []  # of a packet that was refused
         options = self._options
@@ -107,7 +116,9 @@ class SettlementTopics:
         if options.token:
             read_token(options.token, token)
             location = options.token.partition(b".")[2]
-        if message_ids is None or len(message_ids) == 1:
+        if then is not None:
+            self._ack_then(settler, message_ids or [message_id], token, location, then)
+        elif message_ids is None or len(message_ids) == 1:
             try:
                 self._settle_one(parsed.verb, settler, message_id, token, location)
             except WrongToken:
@@ -154,44 +165,40 @@ class SettlementTopics:
         is_operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
         return Settler(group, session, False, is_operator)
 
+    def _ack_then(
+        self,
+        settler: Settler,
+        message_ids: list[bytes],
+        token: DeliveryToken,
+        location: bytes,
+        then: ThenStep,
+    ) -> None:
+        """Acknowledge all deliveries and publish: find the leases and check everything first."""
+        leases: list[Lease] = []
+        for message_id in message_ids:
+            lease = self._find_lease(settler, EXTEND, message_id, token, location)
+            if lease is None or lease.state == DEAD_LETTERING:
+                raise StaleDelivery(message_id.decode("utf-8", "replace"))
+            if lease not in leases:
+                leases.append(lease)
+        then.prepare()
+        for lease in leases:
+            self._engine.settlement.ack(lease)
+        then.publish()
+
     def _settle_one(
         self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, location: bytes
     ) -> None:
         """Settle one delivery; `location`: its partition and sequence, if the token has them."""
-        group = settler.group
-        identity = settler.identity
-        lookup = self._lease_lookup
         delay = -1.0
         reason = ""
         if verb == NACK and self._options.delay:
             delay = read_delay("delay", self._options.delay)
         elif verb == REJECT:
             reason = self._read_reason()
-        try:
-            lease = lookup.find_lease(
-                group,
-                message_id,
-                token,
-                "" if settler.is_operator and not token.counter else identity,
-            )
-        except (UnknownDelivery, StaleDelivery) as error:
-            is_known = isinstance(error, StaleDelivery)
-            if not token.counter and not self._may_settle_late(settler, message_id, is_known):
-                raise
-            if verb == ACK and lookup.ack_late(group, location or message_id, token, identity):
-                return
-            reclaimed = (
-                lookup.reclaim_lease(group, location or message_id, token, identity)
-                if verb != ACK
-                else None
-            )
-            if reclaimed is None:
-                if token.counter and lookup.is_token_forged(
-                    group, location or message_id, token, identity, is_known
-                ):
-                    raise WrongToken(message_id.decode("utf-8", "replace")) from None
-                raise
-            lease = reclaimed
+        lease = self._find_lease(settler, verb, message_id, token, location)
+        if lease is None:
+            return
         if verb == ACK:
             self._settlement.ack(lease)
             return
@@ -210,6 +217,42 @@ class SettlementTopics:
             # Also when a resent packet is too late, which MQTT 3.1.1 acknowledges as a success.
             if lease.state == DEAD_LETTERING:
                 self._dead_lettering.append(lease)
+
+    def _find_lease(
+        self, settler: Settler, verb: i64, message_id: bytes, token: DeliveryToken, location: bytes
+    ) -> Lease | None:
+        """Return the lease that a client wants to settle; None: it was acknowledged, late.
+
+        `location`: partition and sequence of the message, if the token has them.
+        """
+        group = settler.group
+        identity = settler.identity
+        lookup = self._lease_lookup
+        try:
+            return lookup.find_lease(
+                group,
+                message_id,
+                token,
+                "" if settler.is_operator and not token.counter else identity,
+            )
+        except (UnknownDelivery, StaleDelivery) as error:
+            is_known = isinstance(error, StaleDelivery)
+            if not token.counter and not self._may_settle_late(settler, message_id, is_known):
+                raise
+            if verb == ACK and lookup.ack_late(group, location or message_id, token, identity):
+                return None
+            reclaimed = (
+                lookup.reclaim_lease(group, location or message_id, token, identity)
+                if verb != ACK
+                else None
+            )
+            if reclaimed is None:
+                if token.counter and lookup.is_token_forged(
+                    group, location or message_id, token, identity, is_known
+                ):
+                    raise WrongToken(message_id.decode("utf-8", "replace")) from None
+                raise
+            return reclaimed
 
     def _may_settle_late(self, settler: Settler, message_id: bytes, is_known: bool) -> bool:
         """Return whether a client may settle a delivery of a previous run without a token.

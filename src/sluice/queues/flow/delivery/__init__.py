@@ -21,6 +21,7 @@ from sluice.queues.flow.delivery.delivery_tokens import (
     DeliveryTokens,
 )
 from sluice.queues.flow.delivery.dispatch import Dispatch
+from sluice.queues.flow.delivery.key_holds import KeyHolds, load_held_keys, write_held_keys
 from sluice.queues.flow.delivery.lease_lookup import LeaseLookup
 from sluice.queues.flow.delivery.settlement import Settlement, write_retry
 
@@ -31,16 +32,19 @@ __all__ = [
     "DeliveryToken",
     "DeliveryTokens",
     "Dispatch",
+    "KeyHolds",
     "LeaseLookup",
     "RecentHistory",
     "Settlement",
     "load_admission",
+    "load_held_keys",
     "read_events",
     "read_pause",
     "store_released",
     "take_released",
     "write_admission",
     "write_events",
+    "write_held_keys",
     "write_pause",
     "write_retry",
 ]

@@ -23,6 +23,7 @@ from sluice.queues.flow.delivery.delivery_history import (
     write_events,
 )
 from sluice.queues.flow.delivery.delivery_tokens import DeliveryTokens
+from sluice.queues.flow.delivery.key_holds import KeyHolds
 from sluice.queues.flow.dispatch_schedule import DispatchSchedule
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
@@ -69,6 +70,7 @@ class Settlement:
         tokens: DeliveryTokens,
         draw: Callable[[], float],
         ack_rows: RowBudget,
+        key_holds: KeyHolds,
     ) -> None:
         self._state: EngineState = state
         self._dispatch_schedule: DispatchSchedule = dispatch_schedule
@@ -82,6 +84,7 @@ class Settlement:
         self._draw = draw
         self.recent_history: RecentHistory = RecentHistory()
         self._ack_rows: RowBudget = ack_rows
+        self._key_holds: KeyHolds = key_holds
         self._remembers_acks: bool = ack_rows.rows_per_queue > 0
 
     # ---- commands of clients
@@ -399,7 +402,9 @@ class Settlement:
     def _write_dead_letter(
         self, lease: Lease, message: Message, reason: str, description: str
     ) -> None:
-        self._dead_letters.write_failed(lease, message, reason, description)
+        location = self._dead_letters.write_failed(lease, message, reason, description)
+        if location is not None and lease.cursor.group.queue.rules.holds_keys and lease.key_hash:
+            self._key_holds.hold(lease, message, location)
         self.settle_lease(lease, DEAD)
 
 

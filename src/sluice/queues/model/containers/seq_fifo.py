@@ -23,6 +23,9 @@ class SeqFifo:
         """Return the first sequence, or -1 if there is none."""
         return self._seqs[self._front] if self._front < len(self._seqs) else -1
 
+    def count(self) -> i64:
+        return i64(len(self._seqs)) - self._front
+
     def pop(self) -> None:
         """Remove the first sequence."""
         self._front += 1
