@@ -87,7 +87,7 @@ def _write_fence(out: NoteWriter, app: str, fence: BatchFence) -> None:
     out.write_seconds(fence.committed_at)
 
 
-class BatchAdmission:
+class BatchCheck:
     """Checks whether a queue can take a batch of `count` messages.
 
     A batch is refused as a whole or not at all, so its needs are counted before its first message
@@ -212,11 +212,9 @@ class BatchWriting:
         self._publishing: Publishing = publishing
         self.fences: BatchFences = BatchFences()
 
-    def begin(self, queue: Queue, count: i64) -> BatchAdmission:
+    def begin(self, queue: Queue, count: i64) -> BatchCheck:
         """Return the check of a batch of `count` messages."""
-        return BatchAdmission(
-            self._key_compaction, queue, count, self._publishing.max_partition_length
-        )
+        return BatchCheck(self._key_compaction, queue, count, self._publishing.max_partition_length)
 
     def append_range(self, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:
         """Append messages `start` to `end` of a batch; return how many the queue stored.
