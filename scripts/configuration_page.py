@@ -249,6 +249,10 @@ QUEUE: dict[str, str] = {
     "limits.max_inflight": "deliveries of one group that may be in flight at once",
     "limits.max_rate": 'deliveries of one group over time: `"100/s"`, `"30/m"`, `"1000/h"`; with '
     'the number that may be delivered at once: `"100/s burst 20"` (default: those of one second)',
+    "limits.max_inflight_per_key": "deliveries of one partition key that may be in flight at once "
+    "in one group",
+    "limits.max_rate_per_key": "deliveries of one partition key in one group over time, as in "
+    "`limits.max_rate`",
     "breaker.failures": "failed deliveries in a row after which a group stops; 0: never",
     "breaker.window": "the failures in a row count if they are within this time",
     "breaker.open_for": "how long a group stops before one message is delivered as a probe",

@@ -23,6 +23,8 @@ TOLERANCE = 1e-6
 NO_POLICIES = {
     "max_in_flight": 0,
     "max_rate": 0.0,
+    "max_in_flight_per_key": 0,
+    "max_rate_per_key": 0.0,
     "breaker_failures": 0,
     "holds_keys": False,
 }
@@ -50,6 +52,7 @@ class DeliveryPolicies:
         self._groups: dict[int, tuple[int, bool]] = {}
         self._queues: dict[int, tuple[int, bool]] = {}
         self._buckets: dict[int, Bucket] = {}
+        self._key_buckets: dict[tuple[int, bytes], Bucket] = {}
         self.breakers = Breakers(oracle, clock)
 
     # ---- actions
@@ -62,11 +65,13 @@ class DeliveryPolicies:
         if queue is None:
             return ""
         what = self._rng.choice(
-            ("queue", "group", "group", "resume", "resume", "limit", "limit", "breaker")
+            ("queue", "group", "group", "resume", "resume", "limit", "limit", "keys", "breaker")
         )
         frame = self._oracle.frame
         if what == "limit":
             self._limit(engine, queue)
+        elif what == "keys":
+            self._limit_keys(engine, queue)
         elif what == "breaker":
             self._set_breaker(engine, queue)
         elif what == "queue":
@@ -93,6 +98,12 @@ class DeliveryPolicies:
         config["max_rate"] = self._rng.choice((0.0, 0.0, 0.2, 2.0, 50.0))
         self._reconfigure(engine, queue, config)
 
+    def _limit_keys(self, engine: Engine, queue: Queue) -> None:
+        config = json.loads(queue.config_json)
+        config["max_in_flight_per_key"] = self._rng.choice((0, 0, 1, 2))
+        config["max_rate_per_key"] = self._rng.choice((0.0, 0.0, 0.2, 5.0))
+        self._reconfigure(engine, queue, config)
+
     def _set_breaker(self, engine: Engine, queue: Queue) -> None:
         config = json.loads(queue.config_json)
         config["breaker_failures"] = self._rng.choice((0, 1, 2, 4))
@@ -104,6 +115,9 @@ class DeliveryPolicies:
         engine.lifecycle.reconfigure_queue(queue, rules_of(queue.name, config), json.dumps(config))
         for group in queue.groups.values():
             self._bucket(group)
+            for gid, key in list(self._key_buckets):
+                if gid == group.gid:
+                    self._key_bucket(group, key)
 
     def lift(self, engine: Engine) -> None:
         """End all pauses and limits."""
@@ -120,15 +134,30 @@ class DeliveryPolicies:
         if rules.max_rate == 0.0:
             self._buckets.pop(int(group.gid), None)
             return None
-        bucket = self._buckets.get(int(group.gid))
-        if bucket is None:
-            bucket = Bucket(rules.max_rate, rules.rate_burst(), self._clock())
-            self._buckets[int(group.gid)] = bucket
-        if bucket.rate != rules.max_rate:
-            bucket.refill(self._clock())
-            bucket.rate, bucket.burst = rules.max_rate, rules.rate_burst()
-            bucket.refill(self._clock())
+        bucket = self._buckets.setdefault(
+            int(group.gid), Bucket(rules.max_rate, rules.rate_burst(), self._clock())
+        )
+        self._adopt(bucket, rules.max_rate, rules.rate_burst())
         return bucket
+
+    def _key_bucket(self, group: Group, key: bytes) -> Bucket | None:
+        rules = group.queue.rules
+        rate, burst = rules.max_rate_per_key, rules.key_rate_burst()
+        if rate == 0.0:
+            self._key_buckets.pop((int(group.gid), key), None)
+            return None
+        bucket = self._key_buckets.setdefault(
+            (int(group.gid), key), Bucket(rate, burst, self._clock())
+        )
+        self._adopt(bucket, rate, burst)
+        return bucket
+
+    def _adopt(self, bucket: Bucket, rate: float, burst: float) -> None:
+        """Apply a changed rate from now on."""
+        if bucket.rate != rate:
+            bucket.refill(self._clock())
+            bucket.rate, bucket.burst = rate, burst
+            bucket.refill(self._clock())
 
     def is_paused(self, group: Group) -> bool:
         return (
@@ -148,11 +177,42 @@ class DeliveryPolicies:
             or (bucket is not None and bucket.refill(self._clock()) < 1.0 + TOLERANCE)
         )
 
+    def closes_key(self, group: Group, number: Number, busy: Collection[Number]) -> bool:
+        """Return whether a limit of its key forbids a delivery of a message now."""
+        key = self._oracle.pairs[number].sent.key
+        bucket = self._key_bucket(group, key) if key else None
+        return bool(key) and (
+            0 < group.queue.rules.max_in_flight_per_key <= self._count_of_key(group, key, busy)
+            or (bucket is not None and bucket.refill(self._clock()) < 1.0 + TOLERANCE)
+        )
+
+    def _count_of_key(self, group: Group, key: bytes, busy: Collection[Number]) -> int:
+        pairs = [self._oracle.pairs.get(number) for number in busy if number[0] == group.gid]
+        return sum(pair is not None and pair.sent.key == key for pair in pairs)
+
+    def _delivered_of_key(self, group: Group, key: bytes, busy: Collection[Number]) -> None:
+        in_flight = self._count_of_key(group, key, busy)
+        limit = group.queue.rules.max_in_flight_per_key
+        if 0 < limit <= in_flight:
+            raise Violation(
+                f"{in_flight} of key {key!r} are in flight in group {group.name}, limit {limit}"
+            )
+        bucket = self._key_bucket(group, key)
+        if bucket is not None:
+            if bucket.refill(self._clock()) < 1.0 - TOLERANCE:
+                raise Violation(
+                    f"group {group.name} gets more than {bucket.rate} of {key!r} per second"
+                )
+            bucket.tokens -= 1.0
+
     def delivered(
         self, group: Group, number: Number, attempt: int, busy: Collection[Number]
     ) -> None:
         """Check a delivery; `busy` are the messages that clients held before."""
         self.breakers.delivered(group, number, attempt)
+        key = self._oracle.pairs[number].sent.key
+        if key:
+            self._delivered_of_key(group, key, busy)
         if self.is_paused(group):
             raise Violation(f"group {group.name} is paused, and gets a message")
         in_flight = sum(number[0] == group.gid for number in busy)
@@ -168,6 +228,7 @@ class DeliveryPolicies:
     def restarted(self, engine: Engine) -> None:
         """Check that durable pauses and resumptions are as commanded."""
         self._buckets = {}
+        self._key_buckets = {}
         self.breakers.restarted(engine.groups)
         for gid, group in engine.groups.items():
             self._check(self._groups, gid, group.admission.pause.is_active(), group.name)

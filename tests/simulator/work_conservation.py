@@ -14,7 +14,7 @@ from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import READY
 from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
-from tests.simulator.oracle import Violation
+from tests.simulator.oracle import Number, Violation
 
 
 def eligible_members(group: Group) -> list[Consumer]:
@@ -73,10 +73,17 @@ class Conservation:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int, int], tuple[float, object]] = {}
 
-    def check(self, engine: Engine, now: float, is_closed: Callable[[Group], bool]) -> int:
+    def check(
+        self,
+        engine: Engine,
+        now: float,
+        is_closed: Callable[[Group], bool],
+        is_key_closed: Callable[[Group, Number], bool],
+    ) -> int:
         """Raise a Violation if work is not conserved; return how many messages were checked.
 
-        `is_closed` tells whether a policy forbids a delivery to a group.
+        `is_closed` tells whether a policy forbids a delivery to a group, and `is_key_closed`
+        whether a limit of its key forbids the delivery of one message.
         """
         seen: dict[tuple[int, int, int], tuple[float, object]] = {}
         checked = 0
@@ -91,6 +98,9 @@ class Conservation:
                 continue  # a body that is being read has capacity reserved for it
             for cursor in group.cursors:
                 for seq, key in deliverable(engine, cursor):
+                    number = (gid, int(cursor.partition.pid), seq)
+                    if is_key_closed(group, number):
+                        continue
                     checked += 1
                     owner = cursor.consumer
                     name = (
@@ -101,7 +111,6 @@ class Conservation:
                     if max(one.priority for one in idle) < owner.priority:
                         continue
                     state = (owner, *((one, one.prefetch, one.is_stalled) for one in members))
-                    number = (gid, int(cursor.partition.pid), seq)
                     since, before = self._since.get(number, (now, state))
                     if before != state:
                         since = now

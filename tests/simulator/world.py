@@ -20,7 +20,7 @@ from sluice.queues.names import format_message_id
 from tests.queues.kit import rules_of
 from tests.simulator.checker import Checker
 from tests.simulator.environment import serial_of
-from tests.simulator.oracle import ACKED, PURGED, UNSETTLED, Sent, Violation
+from tests.simulator.oracle import ACKED, PURGED, UNSETTLED, Number, Sent, Violation
 from tests.simulator.participants import HeldDelivery, SimulatedConsumer
 from tests.simulator.schedule import check_expiry
 from tests.simulator.work_conservation import Conservation
@@ -621,11 +621,17 @@ class World(Checker):
         self.commit_loop.end_turn()
         self._run_all()
         self.counts["conserved"] = self.counts.get("conserved", 0) + self.conservation.check(
-            self.engine, self.loop.now, self._is_closed
+            self.engine, self.loop.now, self._is_closed, self._is_key_closed
         )
 
     def _is_closed(self, group: Group) -> bool:
-        return self.policies.closes(group, {*self.schedule.running, *self.schedule.reclaimed})
+        return self.policies.closes(group, self._busy())
+
+    def _is_key_closed(self, group: Group, number: Number) -> bool:
+        return self.policies.closes_key(group, number, self._busy())
+
+    def _busy(self) -> set[Number]:
+        return {*self.schedule.running, *self.schedule.reclaimed}
 
     def check_turn(self) -> None:
         """Check all events since the last check."""

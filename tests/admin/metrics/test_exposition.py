@@ -44,7 +44,10 @@ PROMISED = {
     "mqtt_queue_breaker_open": ("gauge", {"queue", "group"}),
     "mqtt_queue_limited": ("gauge", {"queue", "group"}),
     "mqtt_queue_held_keys": ("gauge", {"queue", "group"}),
+    "mqtt_queue_limited_keys": ("gauge", {"queue", "group"}),
     "mqtt_queue_max_inflight": ("gauge", {"queue"}),
+    "mqtt_queue_max_inflight_per_key": ("gauge", {"queue"}),
+    "mqtt_queue_max_rate_per_key": ("gauge", {"queue"}),
     "mqtt_queue_max_rate": ("gauge", {"queue"}),
     "sluice_messages": ("gauge", set()),
     "sluice_consumers": ("gauge", set()),
@@ -308,6 +311,24 @@ async def test_metrics_say_what_holds_a_group_back() -> None:
         page = await scrape(harness)
         assert page.value("mqtt_queue_max_inflight", queue="$queue/jobs") == 1
         assert page.value("mqtt_queue_max_rate", queue="$queue/jobs") == 50
+
+
+async def test_metrics_count_the_keys_at_a_limit() -> None:
+    limits = {"limits": {"max_inflight_per_key": 1, "max_rate_per_key": "50/s"}}
+    config = {**limits, "performance": {"batch_size": 10}}
+    async with live_broker([("jobs", config)]) as harness, harness.client("w-1") as client:
+        worker = Worker(client, "jobs")
+        await worker.join(consumer_group="team")
+        for key in ("a", "a", "b"):
+            await publish(client, "jobs", key.encode(), partition_key=key)
+        await worker.next()
+        await worker.next()
+        page = await scrape(harness)
+        labels = {"queue": "$queue/jobs", "group": "team"}
+        assert page.value("mqtt_queue_limited_keys", **labels) == 1
+        assert page.value("mqtt_queue_limited", **labels) == 0
+        assert page.value("mqtt_queue_max_inflight_per_key", queue="$queue/jobs") == 1
+        assert page.value("mqtt_queue_max_rate_per_key", queue="$queue/jobs") == 50
 
 
 async def test_all_messages_and_all_dead_letters_are_counted() -> None:

@@ -644,6 +644,23 @@ async def test_reached_limit_is_reported_without_a_fault(harness: AdminHarness) 
     assert limited and "limits.max_inflight allows: 1 delivery in flight" in limited[0].what
 
 
+async def test_keys_at_their_limit_are_reported_and_explained(harness: AdminHarness) -> None:
+    limits = {"max_inflight_per_key": 1}
+    config = {"name": "tasks", "limits": limits, "performance": {"batch_size": 9}}
+    await harness.call(harness.admin.create_queue(config))
+    harness.worker()
+    for name in ("first", "second"):
+        harness.publish(partition_key="meter-7", message_id=name)
+    findings = (await doctor(harness)).findings
+    finding = next(one for one in findings if one.code == "keys-limited")
+    assert "messages of 1 key wait" in finding.what and not finding.is_fault
+    assert "limits.max_inflight_per_key (1)" in finding.what
+    group = (await harness.call(harness.admin.groups("tasks")))[0]
+    assert group.held_by == ["max_inflight_per_key"]
+    story = await harness.call(harness.admin.trace_message("tasks", "second"))
+    assert story.states[0].why == "its key has reached limits.max_inflight_per_key"
+
+
 async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "breaker": {"failures": 1}}))
     worker = harness.worker()

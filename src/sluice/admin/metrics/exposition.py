@@ -167,6 +167,18 @@ QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[views.QueueMetrics], f
         lambda one: one.max_rate,
     ),
     (
+        "mqtt_queue_max_inflight_per_key",
+        "gauge",
+        "Deliveries in flight that each key of a group may have; 0: no limit.",
+        lambda one: one.max_in_flight_per_key,
+    ),
+    (
+        "mqtt_queue_max_rate_per_key",
+        "gauge",
+        "Deliveries per second that each key of a group may have; 0: no limit.",
+        lambda one: one.max_rate_per_key,
+    ),
+    (
         "mqtt_queue_delivery_timeout_seconds",
         "gauge",
         "Time to settle a delivery.",
@@ -261,6 +273,12 @@ GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[views.GroupMetrics], i
         "gauge",
         "Keys of which nothing is delivered until a dead letter is repaired.",
         lambda one: one.held_keys,
+    ),
+    (
+        "mqtt_queue_limited_keys",
+        "gauge",
+        "Keys of a group whose messages wait for a limit of their key.",
+        lambda one: one.limited_keys,
     ),
 )
 

@@ -79,6 +79,16 @@ class DispatchSchedule:
                 self.add_group(group)
         elif admission.reopens_at > 0.0:
             self._timers.schedule_admission(group, admission.reopens_at)
+        self.wake_keys(group)
+
+    def wake_keys(self, group: Group) -> None:
+        """Dispatch messages that the limits of their keys admit, and set a timer for the others."""
+        keys = group.admission.keys
+        for cursor in group.make_released_ready():
+            self.add_cursor(cursor)
+        due_at = keys.next_due()
+        if due_at > 0.0:
+            self._timers.schedule_admission(group, due_at)
 
     def release_key(self, held: HeldKey) -> None:
         """Deliver messages of a held key again."""
@@ -103,6 +113,9 @@ class DispatchSchedule:
         `by_consumer`: the consumer itself ended the delivery, so it is not stalled.
         """
         group = lease.cursor.group
+        if group.admission.keys.is_active:
+            group.admission.keys.open_due(self._state.now)
+            self.wake_keys(group)
         if not group.admission.is_open:
             # An ack or a failure has been reported before: any other end says nothing.
             group.admission.breaker.on_probe_lost(lease)

@@ -168,6 +168,13 @@ class Cursor(NoteSource):
 
     def next_ready(self) -> i64:
         """Return the next deliverable message and count it as active; -1 if there is none."""
+        seq = self._next_chosen()
+        if self.group.admission.keys.is_active:
+            while seq >= 0 and not self._is_admitted(seq):
+                seq = self._next_chosen()
+        return seq
+
+    def _next_chosen(self) -> i64:
         while self._ready or self._ready_unordered:
             if not self._ready_unordered or (
                 len(self._ready) > 0 and self._ready[0] < self._ready_unordered[0]
@@ -180,6 +187,7 @@ class Cursor(NoteSource):
             seq: i64 = rank & SEQUENCE_MASK
             if self._ready_key_hashes.pop(int(seq), -1) >= 0:  # otherwise settled meanwhile
                 return seq
+            self.group.admission.keys.on_withdrawn(self.location(seq))
         return self._scan_next(self.partition.committed_end, False)
 
     def next_ready_unordered(self) -> i64:
@@ -188,10 +196,18 @@ class Cursor(NoteSource):
         The message counts as active. Messages with a key before it are chosen or parked during the
         scan: they wait for the consumer of the partition.
         """
+        seq = self._next_chosen_unordered()
+        if self.group.admission.keys.is_active:
+            while seq >= 0 and not self._is_admitted(seq):
+                seq = self._next_chosen_unordered()
+        return seq
+
+    def _next_chosen_unordered(self) -> i64:
         while self._ready_unordered:
             seq: i64 = i64(heapq.heappop(self._ready_unordered)) & SEQUENCE_MASK
             if self._ready_key_hashes.pop(int(seq), -1) >= 0:
                 return seq
+            self.group.admission.keys.on_withdrawn(self.location(seq))
         if not self.has_unordered():
             return -1
         return self._scan_next(self.partition.committed_end, True)
@@ -311,6 +327,36 @@ class Cursor(NoteSource):
             if self._ready_unordered is _NO_RANKS:
                 self._ready_unordered = []
             heapq.heappush(self._ready_unordered, rank)
+
+    def location(self, seq: i64) -> i64:
+        """Return a number that tells the messages of a queue apart."""
+        return self.partition.number << SEQUENCE_BITS | seq
+
+    def _is_admitted(self, seq: i64) -> bool:
+        """Return whether the limits of its key admit a chosen message; otherwise it is held.
+
+        A held message stays active.
+        """
+        keys = self.group.admission.keys
+        key_hash = self.partition.key_hash(seq)
+        if keys.admits(key_hash, self.location(seq)):
+            return True
+        if self._ready_key_hashes is _NO_READY_KEYS:
+            self._ready_key_hashes = {}
+        self._ready_key_hashes[int(seq)] = int(self.key_hash_of(seq))
+        self._parked_count += 1
+        keys.hold(key_hash, self.location(seq), _rank(seq, self.partition.priority(seq)))
+        return False
+
+    def end_hold(self, rank: int) -> bool:
+        """Make a held message ready; return whether it was still chosen."""
+        self._parked_count -= 1
+        seq: i64 = i64(rank) & SEQUENCE_MASK
+        key_hash: i64 = self._ready_key_hashes.get(int(seq), -1)
+        if key_hash < 0:
+            return False
+        self._push_ready(seq, key_hash, rank)
+        return True
 
     def suspend(self, seq: i64) -> None:
         """Do not lease a message while its body is read for a dead letter. It stays active."""
@@ -540,6 +586,11 @@ class Cursor(NoteSource):
         self.in_flight += 1
         self.group.in_flight += 1
         queue.deadlines.add(lease)
+        keys = self.group.admission.keys
+        if keys.is_active:
+            lease.limited_key = self.partition.key_hash(lease.seq)
+            if lease.limited_key:
+                keys.on_leased(lease.limited_key, self.location(lease.seq), now, event == DISPATCH)
 
     def end_delivery(self, lease: Lease) -> None:
         """Take a lease away from its consumer; the caller changes its state next."""
@@ -550,6 +601,9 @@ class Cursor(NoteSource):
         if consumer is not None:
             lease.consumer = None
             consumer.in_flight -= 1
+        if lease.limited_key:
+            self.group.admission.keys.on_ended(lease.limited_key)
+            lease.limited_key = 0
 
     def remove_lease(self, lease: Lease, event: i64) -> None:
         """Remove a lease object: its message is settled, or as if it had never been delivered."""
@@ -706,6 +760,8 @@ class Cursor(NoteSource):
         Used after recovery, a seek or a change of ordering.
         """
         partition = self.partition
+        if self.group.admission.keys.is_active:
+            self.group.admission.keys.forget_partition(self.partition.number)
         self.scan_position = self.low_watermark
         self.prefetched_to = 0
         self._recheck_below = partition.next_seq

@@ -99,6 +99,7 @@ class Lease:
         self.seq: i64 = seq
         self.key_hash: i64 = key_hash
         self.state: i64 = READY  # changed by `change` only
+        self.limited_key: i64 = 0  # the key under which `KeyLimits` counts the delivery
         self.message: Message | None = None  # only while LEASED; read again for a retry
         self.consumer: Consumer | None = None
         # Identity of the client that holds it or held it last: see `names.make_identity`.

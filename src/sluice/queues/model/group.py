@@ -13,7 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 from sluice.queues.log import ACKED
 from sluice.queues.model.admission import Admission
 from sluice.queues.model.containers.held_key import NO_HELD_KEYS, HeldKey
-from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.cursor import SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.partition import Partition
 from sluice.queues.ports import ConnectionState
@@ -244,7 +244,32 @@ class Group:
 
     def update_admission(self, now: float) -> None:
         """Decide again whether the group may deliver: its policies or the time have changed."""
+        keys = self.admission.keys
+        if keys.differs(self.queue.rules):
+            keys.change(self.queue.rules, now)
+            if keys.is_active:
+                for cursor in self.cursors:
+                    for lease in cursor.leases.values():
+                        if lease.state == LEASED:
+                            lease.limited_key = cursor.partition.key_hash(lease.seq)
+                            keys.count(lease.limited_key)
+        keys.open_due(now)
         self.admission.update(self.queue.rules, self.in_flight, now)
+
+    def make_released_ready(self) -> list[Cursor]:
+        """Make messages ready that no limit of their key holds; return their cursors."""
+        keys = self.admission.keys
+        cursors: list[Cursor] = []
+        released = keys.take_released()
+        while released:
+            for rank, number in released:
+                cursor = self.cursors[number]
+                if cursor.end_hold(rank):
+                    cursors.append(cursor)
+                else:
+                    keys.on_withdrawn(cursor.location(i64(rank) & SEQUENCE_MASK))
+            released = keys.take_released()
+        return cursors
 
     def count_redeliveries_in_flight(self) -> i64:
         count: i64 = 0

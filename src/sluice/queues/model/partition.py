@@ -131,6 +131,11 @@ class Partition(LoggedPartition):
         block = self.find_block(seq)
         return 0 if block is None else i64(block.flags[block.index_of(seq)])
 
+    def key_hash(self, seq: i64) -> i64:
+        """Return the hash of the partition key; 0 for none."""
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.key_hash[block.index_of(seq)]) & 0xFFFF_FFFF
+
     def expires(self, seq: i64) -> i64:
         """Return the expiry in seconds since 1970; 0: never."""
         block = self.find_block(seq)

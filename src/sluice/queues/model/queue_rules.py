@@ -57,6 +57,10 @@ class QueueRules:
         self.max_in_flight: i64 = 0
         self.max_rate: float = 0.0  # deliveries per second
         self.max_rate_burst: float = 0.0  # deliveries at once; 0.0: those of one second
+        # The same for each key of a group.
+        self.max_in_flight_per_key: i64 = 0
+        self.max_rate_per_key: float = 0.0
+        self.max_rate_per_key_burst: float = 0.0
         # The breaker opens after this many failures in a row; 0: never.
         self.breaker_failures: i64 = 0
         self.breaker_window: float = 60.0
@@ -64,11 +68,24 @@ class QueueRules:
 
     def has_delivery_policies(self) -> bool:
         """Return whether a limit or the breaker can stop the deliveries of a group."""
-        return self.max_in_flight > 0 or self.max_rate > 0.0 or self.breaker_failures > 0
+        return (
+            self.max_in_flight > 0
+            or self.max_rate > 0.0
+            or self.max_in_flight_per_key > 0
+            or self.max_rate_per_key > 0.0
+            or self.breaker_failures > 0
+        )
 
     def rate_burst(self) -> float:
         """Return how many deliveries `max_rate` allows at once."""
         burst = self.max_rate_burst if self.max_rate_burst > 0.0 else self.max_rate
+        return burst if burst > 1.0 else 1.0
+
+    def key_rate_burst(self) -> float:
+        """Return how many deliveries `max_rate_per_key` allows at once."""
+        burst = self.max_rate_per_key_burst
+        if burst == 0.0:
+            burst = self.max_rate_per_key
         return burst if burst > 1.0 else 1.0
 
     def bound_queues(self) -> list[str]:

@@ -91,7 +91,10 @@ class GroupInspector:
             nacked=int(group.nacked),
             pause=show_pause(group.admission.pause),
             breaker=BREAKER_NAMES[group.admission.breaker.state],
-            held_by=group.admission.closed_reasons(self.rules, group.in_flight),
+            held_by=[
+                *group.admission.closed_reasons(self.rules, group.in_flight),
+                *group.admission.keys.limits_reached(),
+            ],
             held_keys=self.held_keys(),
             consumers=[self._consumer_view(member) for member in self.members()],
         )
@@ -147,6 +150,7 @@ class GroupInspector:
             is_breaker_open=group.admission.breaker.state != CLOSED,
             is_limited=group.admission.is_limited(self.rules, group.in_flight),
             held_keys=len(group.held_keys),
+            limited_keys=group.admission.keys.count_held_keys(),
         )
 
     def verify(self) -> list[str]:
@@ -350,6 +354,18 @@ class GroupInspector:
     def is_gated(self, location: MessageLocation) -> bool:
         """Return whether older messages of its key are in another partition."""
         return location[1] in self._cursor_of(location).gated_seqs()
+
+    def limited_keys(self) -> int:
+        """Return how many keys have messages that wait for a limit of their key."""
+        return self._group.admission.keys.count_held_keys()
+
+    def key_limit_of(self, location: MessageLocation) -> str:
+        """Return the limit of its key for which a message waits, by name; empty for none."""
+        partition, seq = location
+        cursor = self._cursor_of(location)
+        return self._group.admission.keys.holding_limit(
+            partition.key_hash(seq), cursor.location(seq)
+        )
 
     def has_key(self, location: MessageLocation) -> bool:
         return self._cursor_of(location).key_hash_of(location[1]) != 0

@@ -297,6 +297,8 @@ class QueueInspector:
             max_depth=int(rules.max_depth),
             max_in_flight=int(rules.max_in_flight),
             max_rate=rules.max_rate,
+            max_in_flight_per_key=int(rules.max_in_flight_per_key),
+            max_rate_per_key=rules.max_rate_per_key,
             delivery_timeout=rules.delivery_timeout,
             bytes=int(queue.bytes),
             enqueued=int(queue.enqueued),

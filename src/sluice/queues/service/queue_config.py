@@ -144,6 +144,9 @@ class QueueLimits(ConfigSection):
     # Of each group; None: no limit
     max_inflight: Annotated[int, number_between(1, 2**31)] | None = None
     max_rate: Annotated[str, AfterValidator(_validate_rate)] | None = None
+    # Of each partition key in each group
+    max_inflight_per_key: Annotated[int, number_between(1, 2**31)] | None = None
+    max_rate_per_key: Annotated[str, AfterValidator(_validate_rate)] | None = None
 
 
 class BreakerConfig(ConfigSection):
@@ -233,6 +236,11 @@ class QueueConfig(ConfigSection):
         rules.max_in_flight = limits.max_inflight or 0
         if limits.max_rate is not None:
             rules.max_rate, rules.max_rate_burst = parse_rate(limits.max_rate)
+        rules.max_in_flight_per_key = limits.max_inflight_per_key or 0
+        if limits.max_rate_per_key is not None:
+            rules.max_rate_per_key, rules.max_rate_per_key_burst = parse_rate(
+                limits.max_rate_per_key
+            )
         rules.breaker_failures = self.breaker.failures
         rules.breaker_window = self.breaker.window
         rules.breaker_open_for = self.breaker.open_for

@@ -119,7 +119,8 @@ class Group:
     held_by: Annotated[
         list[str],
         Doc(
-            "Why it gets no message now: paused, queue-paused, breaker, max_inflight, max_rate",
+            "Why it gets no message now: paused, queue-paused, breaker, max_inflight, max_rate;"
+            " or no message of some keys: max_inflight_per_key, max_rate_per_key",
             example=["paused"],
         ),
     ]
@@ -223,6 +224,7 @@ class GroupMetrics:
     is_breaker_open: bool  # or probing
     is_limited: bool  # a limit allows no delivery now
     held_keys: int  # for repair
+    limited_keys: int  # keys with messages that wait for a limit of their key
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,8 @@ class QueueMetrics:
     max_depth: int
     max_in_flight: int  # of each group; 0: no limit
     max_rate: float  # per second
+    max_in_flight_per_key: int  # of each key in each group; 0: no limit
+    max_rate_per_key: float
     delivery_timeout: float  # seconds
     bytes: int
     enqueued: int

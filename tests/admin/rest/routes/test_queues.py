@@ -161,5 +161,9 @@ async def test_rate_and_limits_are_validated(rest_api: RestApi) -> None:
         400, "PUT", "/queues/tasks/config", json={"limits": {"max_rate": "fast"}}
     )
     assert "'fast' is not a rate" in reported["message"]
+    reported = await rest_api.refused(
+        400, "PUT", "/queues/tasks/config", json={"limits": {"max_rate_per_keys": "1/s"}}
+    )
+    assert "did you mean limits.max_rate_per_key" in reported["message"]
     cleared = await rest_api.ok("PUT", "/queues/tasks/config", {"limits": {"max_rate": None}})
     assert cleared["limits"]["max_rate"] is None

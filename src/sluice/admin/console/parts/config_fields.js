@@ -109,6 +109,18 @@ export const SECTIONS = [
     fields: [
       ["limits.max_inflight", "In flight", "optional", "Deliveries at once; empty: no limit."],
       ["limits.max_rate", "Rate", "optional", "Such as 100/s or 30/m burst 5; empty: no limit."],
+      [
+        "limits.max_inflight_per_key",
+        "In flight per key",
+        "optional",
+        "Deliveries of one partition key at once; empty: no limit.",
+      ],
+      [
+        "limits.max_rate_per_key",
+        "Rate per key",
+        "optional",
+        "Of each partition key, such as 1/s; empty: no limit.",
+      ],
       ["breaker.failures", "Breaker", "int", "Failures in a row that stop a group; 0: never."],
       ["breaker.window", "Window", "text", "The failures count if they are within this time."],
       ["breaker.open_for", "Open for", "text", "Then one message is delivered as a probe."],

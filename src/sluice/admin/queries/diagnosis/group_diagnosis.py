@@ -10,7 +10,11 @@ from dataclasses import replace
 from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import describe_blocked, find_obstacle
-from sluice.admin.queries.diagnosis.policy_findings import find_closed_by_policy, find_held_keys
+from sluice.admin.queries.diagnosis.policy_findings import (
+    find_closed_by_policy,
+    find_held_keys,
+    find_limited_keys,
+)
 from sluice.admin.queries.diagnosis.recent_flow import RecentFlow
 from sluice.queues.names import looks_generated
 from sluice.queues.service import GroupInspector, views
@@ -21,6 +25,8 @@ def diagnose_group(
 ) -> list[Finding]:
     """Return what blocks a group, the cause first; empty if its messages are delivered."""
     found = [*_find_obstacles(flow, group, now), *find_held_keys(group, now)]
+    if not any(one.code == "keys-limited" for one in found):
+        found = [*found, *find_limited_keys(group)]
     if not include_name:
         return found
     return [
@@ -126,6 +132,7 @@ def _find_held_back(flow: RecentFlow, group: GroupInspector, now: float) -> list
         blocker = group.key_blocker()
         if blocker is not None:
             found.append(describe_blocked(group, blocker, now))
+        found.extend(find_limited_keys(group))
     if group.in_flight() or flow.has_acked(group, now):
         # Other messages are being processed meanwhile.
         found = [replace(one, is_fault=False) for one in found]

@@ -146,6 +146,9 @@ def _explain_waiting(
             " were added",
             phrases.peek_command(group.queue, group.name),
         )
+    limit = group.key_limit_of(location)
+    if limit:
+        return f"its key has reached limits.{limit}", ""
     blocker = group.blocker_of(location)
     if blocker is not None:
         finding = describe_blocked(group, blocker, now)

@@ -73,6 +73,28 @@ def find_held_keys(inspected: GroupInspector, now: float) -> list[Finding]:
     ]
 
 
+def find_limited_keys(inspected: GroupInspector) -> list[Finding]:
+    """Return that messages of some keys wait for a limit of their key."""
+    count = inspected.limited_keys()
+    if not count:
+        return []
+    rules = inspected.rules
+    limits = []
+    if rules.max_in_flight_per_key:
+        limits.append(f"limits.max_inflight_per_key ({rules.max_in_flight_per_key})")
+    if rules.max_rate_per_key:
+        limits.append(f"limits.max_rate_per_key ({rules.max_rate_per_key:g} per second)")
+    return [
+        Finding(
+            "keys-limited",
+            f"messages of {phrases.pluralize(count, 'key')} wait in group {inspected.name} for"
+            f" {' or '.join(limits)}",
+            "If workers can take more of a key, raise the limit",
+            is_fault=False,
+        )
+    ]
+
+
 def describe_hold_remedy(queue: str, held: views.HeldKey, now: float) -> str:
     """Say what ends the hold of a key."""
     if not held.dead_letters:

@@ -67,6 +67,8 @@ class DeliveryControl:
         admission.on_delivered(lease, group.queue.rules, group.in_flight, self._state.now)
         if admission.reopens_at > 0.0:
             self._timers.schedule_admission(group, admission.reopens_at)
+        if admission.keys.is_active:
+            self._dispatch_schedule.wake_keys(group)
 
     def on_acked(self, lease: Lease) -> None:
         group = lease.cursor.group

@@ -162,11 +162,15 @@ class Dispatch:
             return False
         partition = cursor.partition
         admission = cursor.group.admission
+        if admission.keys.is_active:
+            admission.keys.now = self._state.now
         while cursor.in_flight < max_in_flight and admission.is_open:
             if not consumer.has_capacity():
                 return cursor.has_more()
             seq = cursor.next_ready_unordered() if unordered_only else cursor.next_ready()
             if seq < 0:
+                if admission.keys.is_active:
+                    self._dispatch_schedule.wake_keys(cursor.group)
                 if not unordered_only:
                     cursor.blocked_since = 0.0
                 return False
@@ -212,6 +216,7 @@ class Dispatch:
                 lease.change(TIME_OUT)
                 lease.message = message
                 self._settlement.dead_letter(lease, "timeout", lease.description, True)
+                group.admission.keys.on_withdrawn(cursor.location(seq))
                 return
             group.redelivered += 1
         lease.message = message
@@ -319,6 +324,7 @@ class Dispatch:
             # The remaining messages have a key: they wait for the consumer of the partition, or the
             # partition moves.
             if not cursor.has_deliverable():
+                self._dispatch_schedule.wake_keys(group)
                 cursor.blocked_since = 0.0
                 return False
             movable_at = _movable_at(group, cursor, consumer, member)

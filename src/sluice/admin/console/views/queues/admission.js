@@ -20,6 +20,14 @@ const STATES = {
   ],
   max_inflight: ["At its limit", "As many deliveries are in flight as limits.max_inflight allows."],
   max_rate: ["At its limit", "limits.max_rate is used up for the moment."],
+  max_inflight_per_key: [
+    "Keys at their limit",
+    "Messages of some keys wait: limits.max_inflight_per_key is reached.",
+  ],
+  max_rate_per_key: [
+    "Keys at their limit",
+    "Messages of some keys wait: limits.max_rate_per_key is used up for the moment.",
+  ],
 };
 
 /** The first reason why the group gets no message now: { state, why }, or null. */
@@ -40,6 +48,10 @@ export function limitsText(config) {
   const parts = [];
   if (limits.max_inflight) parts.push(`${count(limits.max_inflight)} in flight`);
   if (limits.max_rate) parts.push(limits.max_rate);
+  if (limits.max_inflight_per_key) {
+    parts.push(`${count(limits.max_inflight_per_key)} in flight per key`);
+  }
+  if (limits.max_rate_per_key) parts.push(`${limits.max_rate_per_key} per key`);
   const failures = config.breaker?.failures;
   if (failures) parts.push(`breaker after ${plural(failures, "failure")} in a row`);
   return parts.length ? `Limits: ${parts.join(", ")}` : "";

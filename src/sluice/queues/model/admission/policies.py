@@ -3,7 +3,7 @@
 Three independent policies decide together: a pause by an operator (of the group or its queue), the
 breaker, and the limits of concurrency and rate. Dispatch reads one flag, `is_open`, before each
 delivery; the policies change the flag when something happens that concerns them. A group without
-any policy pays for that flag alone.
+any policy pays for that flag alone. Limits of single keys are in `key_limits`.
 
     closed ──`failures` in a row within `window`──▶ open ──`open_for`──▶ probing
     probing ──probe acknowledged──▶ closed         probing ──probe failed──▶ open
@@ -18,6 +18,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from sluice.queues.model.admission.key_limits import KeyLimits
+from sluice.queues.model.admission.rate_limit import RateLimit
 from sluice.queues.model.queue_rules import QueueRules
 
 # States of the breaker.
@@ -25,9 +27,6 @@ CLOSED: Final = 0
 OPEN: Final = 1
 PROBING: Final = 2
 BREAKER_NAMES: Final = ("closed", "open", "probing")
-
-# A rate limit wakes up at most this often, and then delivers what has accumulated.
-MIN_RATE_WAIT_SECONDS: Final = 0.001
 
 
 class Pause:
@@ -108,45 +107,6 @@ class Breaker:
         self._probe = None
 
 
-class RateLimit:
-    """A token bucket: `rate` deliveries per second on average, at most `burst` at once."""
-
-    def __init__(self) -> None:
-        self._rate: float = 0.0  # 0.0: there was no limit, so the bucket is full
-        self._burst: float = 0.0
-        self._tokens: float = 0.0
-        self._counted_at: float = 0.0
-
-    def available(self, rate: float, burst: float, now: float) -> float:
-        """Return how many deliveries are allowed now."""
-        if self._rate == 0.0:
-            self._tokens = burst
-        elif now > self._counted_at:
-            self._tokens += (now - self._counted_at) * self._rate
-            if self._tokens > self._burst:
-                self._tokens = self._burst
-        if self._tokens > burst:
-            self._tokens = burst
-        self._rate = rate  # a new rate and burst count from now on
-        self._burst = burst
-        self._counted_at = now
-        return self._tokens
-
-    def take(self, rate: float, burst: float, now: float) -> None:
-        """Count a delivery, after the tokens that have accumulated until now."""
-        self.available(rate, burst, now)
-        self._tokens -= 1.0
-
-    def next_at(self) -> float:
-        """Return when the next delivery is allowed, after `available` was less than one."""
-        wait = (1.0 - self._tokens) / self._rate
-        return self._counted_at + (wait if wait > MIN_RATE_WAIT_SECONDS else MIN_RATE_WAIT_SECONDS)
-
-    def lift(self) -> None:
-        """Forget the limit: the next one begins with a full bucket."""
-        self._rate = 0.0
-
-
 class Admission:
     """The policies of one group."""
 
@@ -158,6 +118,7 @@ class Admission:
         self.pause: Pause = NOT_PAUSED
         self.queue_pause: Pause = queue_pause
         self.breaker: Breaker = Breaker()
+        self.keys: KeyLimits = KeyLimits()
         self._rate: RateLimit = RateLimit()
 
     def update(self, rules: QueueRules, in_flight: i64, now: float) -> None:
