@@ -28,7 +28,8 @@ from sluice.admin.rest.schemas.config_schema import CONFIG_SCHEMA  # that it can
 from sluice.errors import SluiceError
 from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.service.queue_config import read_config
-from tests.broker.namespaces.kit import QueueHarness, put
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import put
 
 SLOW_SECONDS = 1.0
 MAX_QUEUES = 500
@@ -199,7 +200,7 @@ class Broker:
         self.restart()
 
     def restart(self) -> None:
-        self.queue_harness = QueueHarness()
+        self.queue_harness = BrokerHarness()
         self.client = self.queue_harness.connect("admin")
         assert self.request("create", b'{"name": "changed"}') == 0
 

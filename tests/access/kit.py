@@ -15,7 +15,7 @@ from sluice.access.identity import Role
 from sluice.access.passwords import PasswordVerifier
 from sluice.access.users import User, read_users, with_password, write_users
 from sluice.access.watched_file import WatchedFile
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
 
 SECRET = "a secret that is known to both sides of it"
 PASSWORD = "correct horse battery staple"
@@ -53,13 +53,12 @@ def token_of(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> s
     return jwt.encode({"exp": time.time() + 600, **claims}, secret, algorithm)
 
 
-class AccessHarness(QueueHarness):
-    """A broker with queues and access rules. Passwords are checked synchronously."""
+class AccessHarness(BrokerHarness):
+    """A broker with files of users and rules. Passwords are checked synchronously."""
 
     def __init__(
         self, folder: Path, rules: str | None, *users: User, anonymous: bool = True
     ) -> None:
-        super().__init__()
         self.now = 0.0
         self.users_path = users_file(folder, *users)
         self.rules_path = rules_file(folder, rules) if rules is not None else None
@@ -74,8 +73,8 @@ class AccessHarness(QueueHarness):
             else None
         )
         self.authenticator = Authenticator(anonymous, self.passwords, rules=watched)
-        self.broker.access = self.core.queue_handler.access = self.authenticator
         self.authenticator._brokers = lambda: [self.broker]
+        super().__init__(access=self.authenticator)
 
     def clock(self) -> float:
         return self.now

@@ -15,8 +15,8 @@ from sluice.broker.acl import AccessControl, AccessControlList, AuthCallback, Au
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
 from tests.access.kit import PASSWORD, AccessHarness, make_user
-from tests.broker.kit import Client
 from tests.broker.namespaces.kit import delivery_properties, join, put, settle, take
+from tests.broker.peers import Client
 
 Build = Callable[..., AccessHarness]
 

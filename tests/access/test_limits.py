@@ -27,7 +27,8 @@ from sluice.wire.packets import (
     Subscribe,
 )
 from sluice.wire.packets import SubscriptionRequest as Request
-from tests.broker.kit import BrokerHarness, Client, Peer
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client, Peer
 
 
 class ByName(AccessControl):
@@ -55,7 +56,7 @@ def test_address_that_opens_far_too_many_sockets_is_disconnected_before_connect(
 
 
 def test_connections_per_user_are_limited() -> None:
-    harness = BrokerHarness(ByName(), max_connections_per_user=2)
+    harness = BrokerHarness(access=ByName(), max_connections_per_user=2)
     ann = [harness.connect(f"ann-{nth}", username="ann") for nth in range(2)]
     assert harness.connect("ann-2", username="ann").connack.reason == 0x97
     assert harness.connect("ann-2", V311, username="ann").connack.reason == 3
@@ -152,7 +153,7 @@ def begin(harness: BrokerHarness, *more: object) -> Client:
 
 def test_nothing_is_read_or_answered_before_authentication_completes() -> None:
     access = Later()
-    harness = BrokerHarness(access)
+    harness = BrokerHarness(access=access)
     client = begin(harness, Subscribe(1, [Request(b"t", 0)]), Publish(b"t", b"early", 0))
     assert client.take() == [] and not client.transport.reading
     client.feed(encode(Pingreq(), V5)[:1])  # input that the socket had read already
@@ -165,7 +166,7 @@ def test_nothing_is_read_or_answered_before_authentication_completes() -> None:
 
 def test_late_refusal_closes_connection_and_ignores_buffered_packets() -> None:
     access = Later()
-    harness = BrokerHarness(access)
+    harness = BrokerHarness(access=access)
     client = begin(harness, Publish(b"t", b"early", 0))
     access.replies[0](AuthResult(0x86, "wrong"))
     harness.loop.settle()
@@ -176,7 +177,7 @@ def test_late_refusal_closes_connection_and_ignores_buffered_packets() -> None:
 
 def test_authentication_result_for_closed_or_timed_out_connection_is_dropped() -> None:
     access = Later()
-    harness = BrokerHarness(access, connect_timeout=10.0)
+    harness = BrokerHarness(access=access, connect_timeout=10.0)
     gone, slow = begin(harness), begin(harness)
     gone.drop()
     harness.advance(11)
@@ -189,7 +190,7 @@ def test_authentication_result_for_closed_or_timed_out_connection_is_dropped() -
 
 def test_second_authentication_result_is_ignored() -> None:
     access = Later()
-    harness = BrokerHarness(access)
+    harness = BrokerHarness(access=access)
     client = begin(harness)
     access.replies[0](AuthResult())
     access.replies[0](AuthResult(0x86))
@@ -202,7 +203,7 @@ def test_connection_ends_when_its_credentials_expire() -> None:
         def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
             on_result(AuthResult(user="eve", expires_at=harness.loop.now + 60))
 
-    harness = BrokerHarness(ForAMinute())
+    harness = BrokerHarness(access=ForAMinute())
     client = harness.connect("c")
     harness.advance(59)
     client.ping()

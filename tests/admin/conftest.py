@@ -8,22 +8,27 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.admin.kit import AdminHarness
+from tests.broker.backends import Backend, EmbeddedBackend, MemoryBackend
+from tests.broker.kit import BrokerHarness
 
 
 class MakeHarness(Protocol):
     def __call__(
         self, *templates: tuple[str, dict[str, object]], **settings: Any
-    ) -> AdminHarness: ...
+    ) -> BrokerHarness: ...
 
 
 @pytest.fixture(params=["memory", "embedded"])
 def make_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeHarness]:
     """Build a broker with queue templates of the test; at its end, the ledgers must add up."""
-    harnesses: list[AdminHarness] = []
+    harnesses: list[BrokerHarness] = []
 
-    def build(*templates: tuple[str, dict[str, object]], **settings: Any) -> AdminHarness:
-        harnesses.append(AdminHarness(request.param, tmp_path / "store", templates, **settings))
+    def build(*templates: tuple[str, dict[str, object]], **settings: Any) -> BrokerHarness:
+        segment_bytes = settings.pop("segment_bytes", 1 << 20)
+        backend: Backend = MemoryBackend(segment_bytes)
+        if request.param == "embedded":
+            backend = EmbeddedBackend(tmp_path / "store", segment_bytes)
+        harnesses.append(BrokerHarness(templates, backend=backend, **settings))
         return harnesses[-1]
 
     yield build
@@ -32,5 +37,5 @@ def make_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mak
 
 
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> AdminHarness:
+def harness(make_harness: MakeHarness) -> BrokerHarness:
     return make_harness()

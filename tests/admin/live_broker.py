@@ -20,7 +20,7 @@ from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.service import parse_stored_rules
 from sluice.store.memory import MemoryStore
 from sluice.units import Address, parse_address
-from tests.broker.namespaces.kit import Templates, make_templates
+from tests.broker.kit import Templates, make_templates
 
 
 class LiveBroker:

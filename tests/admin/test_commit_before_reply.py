@@ -11,7 +11,8 @@ import pytest
 
 from sluice.admin.model import DeadLetterFilter, OutgoingMessage
 from sluice.admin.service import AdminService
-from tests.admin.kit import AdminHarness, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import settle, take
 
 CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {
     "create": lambda admin: admin.create_queue({"name": "new"}),
@@ -33,8 +34,8 @@ CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> AdminHarness:
-    harness = AdminHarness("memory", tmp_path)
+def harness(tmp_path: Path) -> BrokerHarness:
+    harness = BrokerHarness()
     worker = harness.worker()
     harness.publish(b"x", message_id="poison")
     settle(worker, "reject", take(worker)[0])
@@ -42,7 +43,7 @@ def harness(tmp_path: Path) -> AdminHarness:
     return harness
 
 
-async def turn(harness: AdminHarness) -> None:
+async def turn(harness: BrokerHarness) -> None:
     """Let everything happen that needs no store."""
     for _ in range(50):
         await asyncio.sleep(0)
@@ -50,7 +51,7 @@ async def turn(harness: AdminHarness) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_change_is_answered_only_after_its_commit(harness: AdminHarness, name: str) -> None:
+async def test_change_is_answered_only_after_its_commit(harness: BrokerHarness, name: str) -> None:
     await harness.call(harness.admin.create_group("tasks", "idle"))
     harness.publish(b"y", message_id="order-6")
     harness.store.hold()
@@ -71,7 +72,7 @@ async def test_change_is_answered_only_after_its_commit(harness: AdminHarness, n
     harness.close()
 
 
-async def test_cancelled_caller_does_not_disturb_others(harness: AdminHarness) -> None:
+async def test_cancelled_caller_does_not_disturb_others(harness: BrokerHarness) -> None:
     harness.store.hold()
     change = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     await turn(harness)
@@ -84,7 +85,7 @@ async def test_cancelled_caller_does_not_disturb_others(harness: AdminHarness) -
     harness.close()
 
 
-async def test_read_does_not_wait_for_a_commit(harness: AdminHarness) -> None:
+async def test_read_does_not_wait_for_a_commit(harness: BrokerHarness) -> None:
     harness.publish(b"y")
     harness.store.hold()
     change = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))

@@ -23,11 +23,12 @@ from sluice.errors import (
     UnknownQueue,
 )
 from tests.admin.conftest import MakeHarness
-from tests.admin.kit import AdminHarness, delivery_properties, join, put, settle, take
-from tests.broker.kit import Client
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, put, settle, take
+from tests.broker.peers import Client
 
 
-async def test_queue_is_created_listed_updated_and_deleted(harness: AdminHarness) -> None:
+async def test_queue_is_created_listed_updated_and_deleted(harness: BrokerHarness) -> None:
     admin = harness.admin
     detail = await harness.call(admin.create_queue({"name": "tasks", "partitions": 3}))
     assert (detail.stats.name, detail.stats.partitions, len(detail.partitions)) == ("tasks", 3, 3)
@@ -48,7 +49,7 @@ async def test_queue_is_created_listed_updated_and_deleted(harness: AdminHarness
             await harness.call(refused)
 
 
-async def test_queue_deleted_during_its_creation_was_created(harness: AdminHarness) -> None:
+async def test_queue_deleted_during_its_creation_was_created(harness: BrokerHarness) -> None:
     async def both() -> QueueDetail:
         creating = asyncio.ensure_future(harness.admin.create_queue({"name": "brief"}))
         await asyncio.sleep(0)
@@ -60,7 +61,9 @@ async def test_queue_deleted_during_its_creation_was_created(harness: AdminHarne
 
 
 @pytest.mark.parametrize("name", ["responses/x", "$queue/responses/x", "responses"])
-async def test_queue_cannot_be_created_among_reply_queues(harness: AdminHarness, name: str) -> None:
+async def test_queue_cannot_be_created_among_reply_queues(
+    harness: BrokerHarness, name: str
+) -> None:
     with pytest.raises(QueueError, match=r"responses/? is reserved"):
         await harness.call(harness.admin.create_queue({"name": name}))
     reason, reported = put(
@@ -70,7 +73,7 @@ async def test_queue_cannot_be_created_among_reply_queues(harness: AdminHarness,
     assert not harness.engine.queues
 
 
-async def test_list_is_filtered_by_prefix_and_paginated(harness: AdminHarness) -> None:
+async def test_list_is_filtered_by_prefix_and_paginated(harness: BrokerHarness) -> None:
     for name in ("b/2", "a/1", "b/1", "c", "b"):
         await harness.call(harness.admin.create_queue({"name": name}))
 
@@ -85,7 +88,7 @@ async def test_list_is_filtered_by_prefix_and_paginated(harness: AdminHarness) -
     assert await names(prefix="x") == []
 
 
-async def test_change_is_answered_after_commit_and_survives_restart(harness: AdminHarness) -> None:
+async def test_change_is_answered_after_commit_and_survives_restart(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "partitions": 2}))
     await harness.call(harness.admin.create_group("tasks", "late", "latest"))
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"kept", key="k")))
@@ -95,7 +98,7 @@ async def test_change_is_answered_after_commit_and_survives_restart(harness: Adm
     assert [group.name for group in await harness.call(harness.admin.groups("tasks"))] == ["late"]
 
 
-async def test_published_message_goes_to_a_waiting_consumer_at_once(harness: AdminHarness) -> None:
+async def test_published_message_goes_to_a_waiting_consumer_at_once(harness: BrokerHarness) -> None:
     worker = harness.worker()
     published = await harness.call(
         harness.admin.publish(
@@ -161,7 +164,7 @@ async def test_publish_obeys_the_same_rules_as_clients(make_harness: MakeHarness
 
 
 async def test_delayed_and_expiring_messages_behave_like_those_of_clients(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"later", delay=5.0)))
@@ -181,20 +184,20 @@ async def test_delayed_and_expiring_messages_behave_like_those_of_clients(
     assert await harness.call(harness.admin.peek("other")) == []
 
 
-async def test_publish_takes_a_delay_or_a_time_but_not_both(harness: AdminHarness) -> None:
+async def test_publish_takes_a_delay_or_a_time_but_not_both(harness: BrokerHarness) -> None:
     both = OutgoingMessage(b"when", delay=5.0, deliver_at=harness.loop.now + 7.0)
     with pytest.raises(InvalidQueueConfig, match="both delay and deliver_at"):
         await harness.call(harness.admin.publish("tasks", both))
 
 
-async def test_strict_queue_reports_one_partition(harness: AdminHarness) -> None:
+async def test_strict_queue_reports_one_partition(harness: BrokerHarness) -> None:
     await harness.call(
         harness.admin.create_queue({"name": "line", "ordering": "strict", "partitions": 10})
     )
     assert (await harness.call(harness.admin.config("line")))["partitions"] == 1
 
 
-async def test_stats_of_a_queue_follow_its_messages(harness: AdminHarness) -> None:
+async def test_stats_of_a_queue_follow_its_messages(harness: BrokerHarness) -> None:
     worker = harness.worker("w-1")
     for number in range(4):
         harness.publish(b"%d" % number)
@@ -228,7 +231,7 @@ async def test_stats_of_a_queue_follow_its_messages(harness: AdminHarness) -> No
     assert (await harness.call(harness.admin.nodes()))[0].name == "local"
 
 
-async def test_latencies_and_nacks_are_averages_of_the_last_seconds(harness: AdminHarness) -> None:
+async def test_latencies_and_nacks_are_averages_of_the_last_seconds(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks"}))
     worker = harness.worker(prefetch=1000)
     for _ in range(10):
@@ -254,7 +257,7 @@ async def test_latencies_and_nacks_are_averages_of_the_last_seconds(harness: Adm
     assert stats.avg_process_latency == pytest.approx(0.5, abs=0.01)
 
 
-async def test_last_delivery_and_heartbeat_are_shown(harness: AdminHarness) -> None:
+async def test_last_delivery_and_heartbeat_are_shown(harness: BrokerHarness) -> None:
     worker = harness.worker("w-1")
     detail = await harness.call(harness.admin.queue("tasks"))
     assert all(one.last_delivery == 0.0 for one in detail.partitions)
@@ -272,7 +275,7 @@ async def test_last_delivery_and_heartbeat_are_shown(harness: AdminHarness) -> N
     assert consumer.last_heartbeat == pytest.approx(pinged_at, abs=1.0)
 
 
-async def test_rates_do_not_depend_on_how_often_they_are_read(harness: AdminHarness) -> None:
+async def test_rates_do_not_depend_on_how_often_they_are_read(harness: BrokerHarness) -> None:
     worker = harness.worker(prefetch=1000)
     await harness.call(harness.admin.stats("tasks"))
     seen: list[tuple[float, float, float]] = []
@@ -294,7 +297,7 @@ async def test_rates_do_not_depend_on_how_often_they_are_read(harness: AdminHarn
     assert (await harness.call(harness.admin.stats("tasks"))).enqueue_rate == 0.0
 
 
-async def test_peek_shows_the_oldest_first_and_consumes_nothing(harness: AdminHarness) -> None:
+async def test_peek_shows_the_oldest_first_and_consumes_nothing(harness: BrokerHarness) -> None:
     for number in range(6):
         harness.publish(b"%d" % number, partition_key=f"k{number}")
         harness.advance(1)
@@ -322,7 +325,7 @@ async def test_peek_shows_the_oldest_first_and_consumes_nothing(harness: AdminHa
         await harness.call(harness.admin.peek("tasks", group="unknown"))
 
 
-async def test_message_is_found_by_either_of_its_ids(harness: AdminHarness) -> None:
+async def test_message_is_found_by_either_of_its_ids(harness: BrokerHarness) -> None:
     harness.publish(b"mine", message_id="order-1")
     harness.publish(b"ours")
     mine, ours = await harness.call(harness.admin.peek("tasks"))
@@ -338,7 +341,7 @@ async def test_message_is_found_by_either_of_its_ids(harness: AdminHarness) -> N
         await harness.call(harness.admin.message("tasks", "1-99"))
 
 
-async def test_purge_leaves_messages_in_flight(harness: AdminHarness) -> None:
+async def test_purge_leaves_messages_in_flight(harness: BrokerHarness) -> None:
     worker = harness.worker(prefetch=2)
     for number in range(600):
         await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"%d" % number)))
@@ -349,7 +352,7 @@ async def test_purge_leaves_messages_in_flight(harness: AdminHarness) -> None:
     assert await harness.call(harness.admin.purge("tasks")) == 0
 
 
-async def test_groups_are_created_moved_and_deleted(harness: AdminHarness) -> None:
+async def test_groups_are_created_moved_and_deleted(harness: BrokerHarness) -> None:
     admin = harness.admin
     harness.publish(b"1")
     harness.advance(10)
@@ -390,7 +393,7 @@ async def test_seek_redelivers_messages_to_a_connected_consumer_at_once(
 
 
 async def test_consumer_of_a_deleted_queue_consumes_its_successor_of_the_same_name(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     await harness.call(harness.admin.delete_queue("tasks"))
@@ -399,7 +402,7 @@ async def test_consumer_of_a_deleted_queue_consumes_its_successor_of_the_same_na
     assert worker.payloads() == [b"new"]
 
 
-async def test_changed_binding_applies_to_later_messages(harness: AdminHarness) -> None:
+async def test_changed_binding_applies_to_later_messages(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "bindings": ["a/+"]}))
     author = harness.connect("author")
     put(author, "a/1", b"1")
@@ -413,7 +416,7 @@ async def test_changed_binding_applies_to_later_messages(harness: AdminHarness) 
 # ---- dead letters
 
 
-async def make_dead_letters(harness: AdminHarness, *payloads: bytes, **properties: str) -> None:
+async def make_dead_letters(harness: BrokerHarness, *payloads: bytes, **properties: str) -> None:
     """Let a consumer of group w reject each payload, a second apart."""
     worker = harness.worker("w-9")
     for payload in payloads:
@@ -425,7 +428,7 @@ async def make_dead_letters(harness: AdminHarness, *payloads: bytes, **propertie
     harness.advance(1)
 
 
-async def test_dead_letters_are_listed_with_pagination_and_filter(harness: AdminHarness) -> None:
+async def test_dead_letters_are_listed_with_pagination_and_filter(harness: BrokerHarness) -> None:
     admin = harness.admin
     start = harness.loop.now
     await make_dead_letters(harness, b"red 1", b"blue 2", b"red 3", b"blue 4")
@@ -459,7 +462,7 @@ async def test_dead_letters_are_listed_with_pagination_and_filter(harness: Admin
     assert [one.payload for one in await harness.call(admin.dead_letters("other"))] == [b"not ours"]
 
 
-async def test_redriven_dead_letter_is_delivered_again_at_once(harness: AdminHarness) -> None:
+async def test_redriven_dead_letter_is_delivered_again_at_once(harness: BrokerHarness) -> None:
     await make_dead_letters(harness, b"poison")
     worker = harness.worker("w-1")
     other = harness.worker("v-1", start="latest")
@@ -482,7 +485,7 @@ async def test_redriven_dead_letter_is_delivered_again_at_once(harness: AdminHar
 
 
 async def test_many_dead_letters_are_redriven_by_filter_and_up_to_a_limit(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     await make_dead_letters(harness, b"red 1", b"blue 2", b"red 3", b"red 4")
     wanted = DeadLetterFilter(contains="red")
@@ -496,7 +499,7 @@ async def test_many_dead_letters_are_redriven_by_filter_and_up_to_a_limit(
         await harness.call(harness.admin.retry_dead_letters("tasks", limit=0))
 
 
-async def test_dead_letter_in_flight_is_not_redriven(harness: AdminHarness) -> None:
+async def test_dead_letter_in_flight_is_not_redriven(harness: BrokerHarness) -> None:
     await make_dead_letters(harness, b"1", b"2")
     reader = harness.worker("r-1", "dlq/tasks", prefetch=1)
     (held,) = take(reader)
@@ -511,7 +514,7 @@ async def test_dead_letter_in_flight_is_not_redriven(harness: AdminHarness) -> N
     assert (done.retried, done.skipped) == (1, 1)
 
 
-async def test_dead_letter_whose_queue_is_gone_is_reported(harness: AdminHarness) -> None:
+async def test_dead_letter_whose_queue_is_gone_is_reported(harness: BrokerHarness) -> None:
     await make_dead_letters(harness, b"1")
     await harness.call(harness.admin.delete_queue("tasks"))
     (dead_letter,) = await harness.call(harness.admin.dead_letters("tasks"))
@@ -519,7 +522,7 @@ async def test_dead_letter_whose_queue_is_gone_is_reported(harness: AdminHarness
         await harness.call(harness.admin.retry_dead_letter("tasks", dead_letter.message_id))
 
 
-async def test_dead_letters_are_purged_by_filter(harness: AdminHarness) -> None:
+async def test_dead_letters_are_purged_by_filter(harness: BrokerHarness) -> None:
     await make_dead_letters(harness, b"red 1", b"blue 2", b"red 3")
     assert (
         await harness.call(
@@ -553,7 +556,7 @@ async def test_messages_of_the_invalid_channel_are_dead_letters_too(
     assert only.payload == b"nonsense"
 
 
-async def test_ledger_is_verified_and_faults_are_named(harness: AdminHarness) -> None:
+async def test_ledger_is_verified_and_faults_are_named(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"1")
     take(worker)
@@ -565,7 +568,7 @@ async def test_ledger_is_verified_and_faults_are_named(harness: AdminHarness) ->
 
 
 async def test_mqtt_admin_requests_are_carried_out_by_the_same_service(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     client = harness.connect("boss")
     assert put(client, "$admin/queue/create", b'{"name": "tasks", "partitions": 4}')[0] == 0
@@ -582,7 +585,7 @@ async def test_mqtt_admin_requests_are_carried_out_by_the_same_service(
     assert shown["last_delivery"] > 0 and consumer["last_heartbeat"] > 0
 
 
-async def test_mqtt_clients_pause_and_resume_queues_and_groups(harness: AdminHarness) -> None:
+async def test_mqtt_clients_pause_and_resume_queues_and_groups(harness: BrokerHarness) -> None:
     worker = harness.worker()
     client = harness.connect("ann")
     assert put(client, "$admin/queue/tasks/pause", b'{"reason": "repair"}') == (0, "")
@@ -612,7 +615,7 @@ async def test_mqtt_clients_pause_and_resume_queues_and_groups(harness: AdminHar
     ],
 )
 async def test_pauses_over_mqtt_that_cannot_be_set_are_refused(
-    harness: AdminHarness, topic: str, payload: bytes, reason_code: int, explanation: str
+    harness: BrokerHarness, topic: str, payload: bytes, reason_code: int, explanation: str
 ) -> None:
     harness.worker()
     code, why = put(harness.connect("ann"), topic, payload)
@@ -645,7 +648,7 @@ async def test_peek_past_many_settled_messages_does_not_block_the_broker(
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
-async def test_name_that_no_packet_can_carry_is_refused(harness: AdminHarness, name: str) -> None:
+async def test_name_that_no_packet_can_carry_is_refused(harness: BrokerHarness, name: str) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks"}))
     with pytest.raises(InvalidQueueConfig, match="is not a valid group name"):
         await harness.call(harness.admin.create_group("tasks", name))
@@ -654,7 +657,7 @@ async def test_name_that_no_packet_can_carry_is_refused(harness: AdminHarness, n
         await harness.call(harness.admin.publish(name, OutgoingMessage(b"x")))
 
 
-async def counters(harness: AdminHarness) -> dict[str, int]:
+async def counters(harness: BrokerHarness) -> dict[str, int]:
     (found,) = [
         one
         for one in (await harness.call(harness.admin.collect_metrics())).queues
@@ -671,7 +674,7 @@ async def counters(harness: AdminHarness) -> dict[str, int]:
     }
 
 
-async def make_work(harness: AdminHarness) -> Client:
+async def make_work(harness: BrokerHarness) -> Client:
     """Ack, nack, release, reject and kill messages, and leave one in flight."""
     worker = harness.worker("w-1")
     for verb in ("ack", "nack", "release", "reject"):
@@ -739,7 +742,7 @@ async def test_counters_of_a_deleted_group_stay_in_the_sums(make_harness: MakeHa
     ],
 )
 async def test_purge_by_age_and_by_number(
-    harness: AdminHarness, older_than: float, keep_newest: int, left: list[int]
+    harness: BrokerHarness, older_than: float, keep_newest: int, left: list[int]
 ) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "partitions": 3}))
     for nth in range(5):  # 40, 30, 20, 10 and 0 seconds old

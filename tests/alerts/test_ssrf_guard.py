@@ -15,7 +15,8 @@ import trustme
 from sluice.alerts import AlertSender, SsrfGuard
 from sluice.backoff import Backoff
 from sluice.queues.model.effects import Alert
-from tests.broker.namespaces.kit import QueueHarness, put
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import put
 
 INSIDE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255",
@@ -67,7 +68,7 @@ def test_queue_cannot_be_configured_with_a_forbidden_webhook_address(url: str) -
             url
         )
         return
-    harness = QueueHarness()
+    harness = BrokerHarness()
     harness.core.queue_handler.service._webhook_error = SsrfGuard().fault_of_url
     client = harness.connect("c")
     reason, why = put(

@@ -1,367 +1,167 @@
 """A broker without sockets and without waiting: bytes in, packets out, hours pass at once.
 
-`BrokerHarness` is a broker on a loop and a clock that tests move. `Peer` is one socket to it,
-`Client` a peer that has sent its CONNECT. Packets sent to a peer stay until they are taken, so a
-test states exactly which packets it expects.
+    harness = BrokerHarness([("tasks", {"partitions": 1})])
+    worker = harness.connect("w-1")
+    await harness.call(harness.admin.create_queue({"name": "other"}))
+    harness.advance(10)
+
+It is the only such kit: a broker on a loop and a clock that tests move, with queues, the admin
+service, and a store in memory or in files.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from sluice.broker.acl import AccessControl, AnonymousAccess
-from sluice.broker.broker import Broker
+from sluice.admin.service import AdminService
+from sluice.broker.acl import AccessControl
 from sluice.broker.limits import Limits
-from sluice.broker.net.connection import Connection
-from sluice.wire.encode import encode
+from sluice.broker_core import BrokerCore
+from sluice.queues.model.effects import Alert
+from sluice.queues.model.ledger import verify
+from sluice.queues.model.queue import Queue
+from sluice.queues.service.templates import QueueTemplates, Template
 from sluice.wire.packets import (
     V5,
     V311,
-    Ack,
     Connack,
     Connect,
-    Disconnect,
-    Packet,
-    Pingreq,
-    Pingresp,
     Publish,
-    Suback,
-    Subscribe,
-    SubscriptionRequest,
-    Unsuback,
-    Unsubscribe,
-    build_publish,
 )
-from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, Properties
-from sluice.wire.reader import PacketReader
-from tests.support.reason_codes import check_reasons
+from sluice.wire.topics import matches
+from tests.broker.backends import Backend, Kept, MemoryBackend
+from tests.broker.loop import MIDDAY
+from tests.broker.namespaces.kit import join, put
+from tests.broker.peers import Client, Peer, props
 
-MIDDAY = 1_800_000_000.0  # when every test begins
-P = TypeVar("P", bound=Packet)
-
-
-class Timer:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
+T = TypeVar("T")
+Templates = Sequence[tuple[str, Mapping[str, object]]]
 
 
-class Loop:
-    """The event loop calls that the broker makes, and a clock."""
-
-    def __init__(self) -> None:
-        self.now = MIDDAY
-        self.tick = 0.0  # what a read of the clock costs: time passes while the broker works
-        self._soon: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._count = 0
-
-    def clock(self) -> float:
-        self.now += self.tick
-        return self.now
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._soon.append(callback)
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        assert seconds >= 0
-        timer = Timer(callback)
-        self._count += 1
-        heapq.heappush(self._timers, (self.now + seconds, self._count, timer))
-        return timer
-
-    def step(self) -> None:
-        """Run one callback that is due."""
-        self._soon.popleft()()
-
-    def settle(self) -> None:
-        """Run all callbacks that are due."""
-        while self._soon:
-            self._soon.popleft()()
-
-    def advance(self, seconds: float) -> None:
-        self.settle()
-        end = self.now + seconds
-        while self._timers and self._timers[0][0] <= end:
-            when, _, timer = heapq.heappop(self._timers)
-            self.now = max(self.now, when)
-            if not timer.cancelled:
-                timer.callback()
-            self.settle()
-        self.now = end
-
-
-class Transport:
-    """The transport of a socket. `is_blocked`: the peer does not read, so writes accumulate."""
-
-    def __init__(self, loop: Loop, connection: Connection) -> None:
-        self._loop = loop
-        self._connection = connection
-        self.sent = bytearray()
-        self.pending = bytearray()
-        self.writes = 0
-        self.high = 64 * 1024
-        self.low = 16 * 1024
-        self.is_blocked = False
-        self.reading = True
-        self.closing = False
-        self.aborted = False
-        self.lost = False
-        self._paused = False
-
-    def set_write_buffer_limits(self, high: int, low: int) -> None:
-        self.high, self.low = high, low
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.pending)
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return ("127.0.0.1", 49152) if name == "peername" else default
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def write(self, data: bytes) -> None:
-        assert not self.closing, "written to after close"
-        self.writes += 1
-        if not self.is_blocked:
-            self.sent += data
-            return
-        self.pending += data
-        if len(self.pending) > self.high and not self._paused:
-            self._paused = True
-            self._connection.pause_writing()
-
-    def drain(self, size: int | None = None) -> None:
-        """Read `size` bytes of the accumulated output as the peer, or all of it."""
-        taken = self.pending if size is None else self.pending[:size]
-        self.sent += taken
-        del self.pending[: len(taken)]
-        if self._paused and len(self.pending) <= self.low:
-            self._paused = False
-            if not self.lost:
-                self._connection.resume_writing()
-        if self.closing and not self.pending:
-            self._drop()
-
-    def close(self) -> None:
-        if not self.closing:
-            self.closing = True
-            if not self.pending:
-                self._drop()
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.close()  # the peer closes its side as soon as it has read everything
-
-    def abort(self) -> None:
-        self.closing = self.aborted = True
-        self.pending.clear()
-        self._drop()
-
-    def _drop(self) -> None:
-        if not self.lost:
-            self.lost = True
-            self._loop.call_soon(lambda: self._connection.connection_lost(None))
-
-
-class Peer:
-    """One socket to the broker, from the client's side."""
-
-    def __init__(self, harness: BrokerHarness) -> None:
-        self.harness = harness
-        self.version = V5
-        self.connection = harness.broker.connect()
-        self.transport = Transport(harness.loop, self.connection)
-        self._reader = PacketReader(268_435_460)
-        self._inbox: list[Packet] = []
-        self._ids = 0
-        self.connection.connection_made(self.transport)
-        harness.loop.settle()
-
-    def feed(self, data: bytes) -> None:
-        """Pass bytes from the network to the broker, in one read."""
-        if not self.transport.lost:
-            self.connection.data_received(data)
-        self.harness.loop.settle()
-
-    def send(self, *packets: Packet) -> None:
-        self.feed(b"".join(encode(packet, self.version) for packet in packets))
-
-    def drop(self) -> None:
-        """Break the connection without a DISCONNECT."""
-        self.transport.closing = True
-        self.transport._drop()
-        self.harness.loop.settle()
-
-    @property
-    def closed(self) -> bool:
-        return self.transport.lost
-
-    def take(self) -> list[Packet]:
-        """Return all packets that have arrived since the last call, with valid reason codes."""
-        data = bytes(self.transport.sent)
-        self.transport.sent.clear()
-        packets = self._reader.feed(data, self.version)
-        check_reasons(packets, self.version)
-        return packets
-
-    def only(self, kind: type[P]) -> P:
-        """Return the one packet that has arrived, which has this type."""
-        packets = self.take()
-        assert [type(packet) for packet in packets] == [kind]
-        packet = packets[0]
-        assert isinstance(packet, kind)
-        return packet
-
-    def messages(self) -> list[Publish]:
-        """Return what has arrived, all of it messages."""
-        packets = self.take()
-        found = [packet for packet in packets if isinstance(packet, Publish)]
-        assert len(found) == len(packets), [type(packet).__name__ for packet in packets]
-        return found
-
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self.messages()]
-
-    def fault(self) -> tuple[int, str]:
-        """Return reason code and text of the DISCONNECT that ended this connection."""
-        packets = self.take()
-        assert self.closed
-        assert packets and isinstance(packets[-1], Disconnect), packets
-        properties = packets[-1].properties
-        return packets[-1].reason, (properties.reason_string or "") if properties else ""
-
-
-class Client(Peer):
-    """A peer that has connected."""
-
-    connack: Connack
-
-    def subscribe(
-        self,
-        *filters: str,
-        qos: int = 0,
-        no_local: bool = False,
-        as_published: bool = False,
-        handling: int = 0,
-        identifier: int = 0,
-    ) -> list[int]:
-        """Subscribe and return the reason codes of the SUBACK; later messages stay to be taken."""
-        requests = [
-            SubscriptionRequest(one.encode(), qos, no_local, as_published, handling)
-            for one in filters
-        ]
-        properties = props(subscription_ids=[identifier]) if identifier else None
-        self.send(Subscribe(self.next_id(), requests, properties))
-        return self.first(Suback).reasons
-
-    def unsubscribe(self, *filters: str) -> list[int]:
-        self.send(Unsubscribe(self.next_id(), [one.encode() for one in filters]))
-        return self.first(Unsuback).reasons
-
-    def publish(
-        self,
-        topic: str,
-        payload: bytes = b"",
-        qos: int = 0,
-        retain: bool = False,
-        packet_id: int = 0,
-        dup: bool = False,
-        **properties: Any,
-    ) -> int:
-        """Send a PUBLISH and return its packet id; its acknowledgement stays to be taken."""
-        packet = build_publish(topic.encode(), payload, qos, retain, props(**properties))
-        packet.dup = dup
-        packet.packet_id = (packet_id or self.next_id()) if qos else 0
-        self.send(packet)
-        return int(packet.packet_id)
-
-    def publish_fully(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> None:
-        """Publish and complete the exchange."""
-        packet_id = self.publish(topic, payload, qos, retain)
-        if qos == 1:
-            self.first_ack(PUBACK, packet_id)
-        elif qos == 2:
-            self.first_ack(PUBREC, packet_id)
-            self.send(Ack(PUBREL, packet_id))
-            self.first_ack(PUBCOMP, packet_id)
-
-    def first(self, kind: type[P]) -> P:
-        """Return the first packet of this type; the others stay to be taken."""
-        self._inbox += super().take()
-        for packet in self._inbox:
-            if isinstance(packet, kind):
-                self._inbox.remove(packet)
-                return packet
-        raise AssertionError(f"no {kind.__name__} among {self._inbox}")
-
-    def first_ack(self, kind: int, packet_id: int, reason: int | None = None) -> Ack:
-        self._inbox += super().take()
-        for packet in self._inbox:
-            if isinstance(packet, Ack) and (packet.kind, packet.packet_id) == (kind, packet_id):
-                self._inbox.remove(packet)
-                assert reason is None or packet.reason == reason, hex(packet.reason)
-                return packet
-        raise AssertionError(f"no acknowledgement {kind} of {packet_id} among {self._inbox}")
-
-    def take(self) -> list[Packet]:
-        packets = self._inbox + super().take()
-        self._inbox = []
-        return packets
-
-    def ack(self, message: Publish, reason: int = 0) -> None:
-        """Acknowledge a message completely, as its QoS requires."""
-        packet_id = int(message.packet_id)
-        if message.qos == 1:
-            self.send(Ack(PUBACK, packet_id, reason))
-        elif message.qos == 2:
-            self.send(Ack(PUBREC, packet_id, reason))
-            if reason < 0x80:
-                self.first_ack(PUBREL, packet_id)
-                self.send(Ack(PUBCOMP, packet_id))
-
-    def ping(self) -> None:
-        """Check that the connection is alive and served."""
-        self.send(Pingreq())
-        self.first(Pingresp)
-
-    def disconnect(self, reason: int = 0, **properties: Any) -> None:
-        self.send(Disconnect(reason, props(**properties) if properties else None))
-
-    def next_id(self) -> int:
-        self._ids = self._ids % 65_535 + 1
-        return self._ids
+def make_templates(templates: Templates) -> QueueTemplates:
+    """Return templates from (pattern, configuration) pairs."""
+    return QueueTemplates(matches, [Template(match, config) for match, config in templates])
 
 
 class BrokerHarness:
-    """A broker with test doubles for its environment."""
+    """A broker, wired as in every other place, with test doubles for its environment.
 
-    def __init__(self, access: AccessControl | None = None, **limits: Any) -> None:
-        self.loop = Loop()
+    `templates` are (pattern, configuration) pairs for new queues; further keywords are limits of
+    the broker. A new broker recovers from what the store has after `crash`, `kill` and `restart`,
+    at the same time of the same clock.
+    """
+
+    def __init__(
+        self,
+        templates: Templates = (),
+        *,
+        access: AccessControl | None = None,
+        queues: bool = True,
+        backend: Backend | None = None,
+        segment_bytes: int = 1 << 20,
+        **limits: Any,
+    ) -> None:
         self.limits = Limits()
         for name, value in limits.items():
             assert hasattr(self.limits, name)
             setattr(self.limits, name, value)
         self.log: list[tuple[str, dict[str, object]]] = []
-        self.broker = Broker(
-            self.loop,
-            self.limits,
-            access or AnonymousAccess(True),
-            lambda event, facts: self.log.append((event, facts)),
-            self.loop.clock,
+        self.alerts: list[Alert] = []
+        self.warnings: list[str] = []
+        self.queues_enabled = queues
+        self.access = access
+        self._templates = make_templates(templates)
+        self._backend: Backend = backend or MemoryBackend(segment_bytes)
+        self._start(MIDDAY)
+
+    def _start(self, now: float) -> None:
+        self.loop = loop = self._backend.make_loop()
+        loop.now = now
+        self.store: Any = self._backend.open(loop, self._call_soon)
+        core = BrokerCore(
+            loop,
+            self._templates,
+            limits=self.limits,
+            access=self.access,
+            log=lambda event, facts: self.log.append((event, facts)),
+            clock=loop.clock,
+            draw=lambda: 0.5,
+            queues_enabled=self.queues_enabled,
         )
+        self.core = core
+        self.broker, self.engine, self.queue_handler = core.broker, core.engine, core.queue_handler
+        core.open(self.store, self._report)
+        self.commit_loop = core.commit_loop
+        self.admin = AdminService(
+            self.engine,
+            self.commit_loop,
+            self.queue_handler,
+            self.broker,
+            self._backend.name,
+            "interpreted",
+        )
+        loop.settle()
+
+    def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        self.loop.call_soon(partial(callback, *arguments))  # type: ignore[arg-type]
+
+    def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
+        self.alerts += alerts
+        self.warnings += warnings
+
+    # ---- the end of a broker, and the next one
+
+    def crash(self) -> None:
+        """Cut the power and start again: unsynced records and all connections are lost."""
+        self._crash("synced")
+
+    def kill(self) -> None:
+        """`kill -9` and start again: committed records are kept by the system, synced or not."""
+        self._crash("answered")
+
+    def kill_after_writes(self) -> None:
+        """Like `kill`, when all writes have reached the system, also those without an answer."""
+        self._crash("written")
+
+    def _crash(self, kept: Kept) -> None:
+        self._backend.crash(kept)
+        self._start(self.loop.now)
+
+    def restart(self) -> None:
+        """Stop normally and start again."""
+        self.close()
+        self._start(self.loop.now)
+
+    def close(self) -> None:
+        """Stop normally; the ledgers must add up."""
+        self.loop.settle()
+        assert verify(self.engine.queues) == []
+        self.commit_loop.close()
+
+    # ---- requests
+
+    def set_templates(self, *templates: Template, auto_create: bool = True) -> None:
+        """Use other queue templates from now on, as after a reload."""
+        self._templates.replace(templates, auto_create)
+
+    async def call(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Turn the broker's loop until the admin service has answered."""
+        task = asyncio.ensure_future(operation)
+        while not task.done():
+            await asyncio.sleep(0)
+            self.loop.settle()
+        self.loop.settle()
+        return task.result()
+
+    def queue(self, name: str) -> Queue:
+        return self.engine.queues[name]
+
+    def depth(self, name: str) -> int:
+        queue = self.engine.queues.get(name)
+        return 0 if queue is None else int(queue.depth)
 
     @property
     def counters(self) -> Any:
@@ -407,16 +207,19 @@ class BrokerHarness:
     def sessions(self) -> set[str]:
         return set(self.broker.registry.sessions)
 
+    # ---- queues
 
-def props(**values: Any) -> Properties:
-    properties = Properties()
-    for name, value in values.items():
-        assert hasattr(properties, name), name
-        setattr(properties, name, value)
-    return properties
+    def worker(self, client: str = "w-1", queue: str = "tasks", **options: Any) -> Client:
+        """Return a connected consumer."""
+        worker = self.connect(client)
+        assert join(worker, f"$queue/{queue}", **options)[0] < 0x80
+        return worker
 
-
-def will(
-    topic: str, payload: bytes = b"gone", qos: int = 0, retain: bool = False, **properties: Any
-) -> Publish:
-    return build_publish(topic.encode(), payload, qos, retain, props(**properties))
+    def publish(self, payload: bytes = b"x", queue: str = "tasks", **options: object) -> None:
+        """Publish with a separate client; `options` such as `message_id` become user properties."""
+        author = self.connect("author")
+        reported: dict[str, object] = {
+            name.replace("_", "-"): value for name, value in options.items()
+        }
+        assert put(author, f"$queue/{queue}", payload, options=reported)[0] < 0x80
+        author.disconnect()

@@ -12,7 +12,8 @@ import pytest
 
 from sluice.wire.packets import V5, V311, Ack, Connack, Connect, Publish
 from sluice.wire.properties import PUBACK, PUBREC, PUBREL
-from tests.broker.kit import BrokerHarness, Client, props, will
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client, props, will
 
 TOPICS = ("TopicA", "TopicA/B", "Topic/C", "TopicA/C", "/TopicA")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sluice.broker.sys_topics import SysTopics
-from tests.broker.kit import BrokerHarness, Client
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client
 
 
 def received_values(client: Client) -> dict[str, str]:
@@ -61,12 +62,12 @@ def test_sys_topics_do_not_count_against_retained_limits() -> None:
     SysTopics(harness.broker, "1").start()
     client = harness.connect("a")
     assert client.publish("mine", b"x", 1, retain=True)
-    client.first_ack(4, 1, 0x10)
+    client.first_ack(4, 1, 0)
     client.first_ack(4, client.publish("too", b"x", 1, retain=True), 0x97)
     harness.advance(10)
     assert "$SYS/broker/uptime" in received_values(watch(harness))
     client.publish("mine", b"", retain=True)
-    client.first_ack(4, client.publish("other", b"x", 1, retain=True), 0x10)
+    client.first_ack(4, client.publish("other", b"x", 1, retain=True), 0)
 
 
 def test_sys_topics_can_be_disabled() -> None:

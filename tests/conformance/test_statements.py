@@ -41,7 +41,8 @@ from sluice.wire.properties import (
     UNSUBACK,
 )
 from sluice.wire.reasons import SERVER_REASONS
-from tests.broker.kit import BrokerHarness, will
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import will
 from tests.support.reason_codes import check_reasons
 
 SOURCES = Path(sluice.__file__).parent

@@ -18,7 +18,7 @@ from sluice.queues.bulk.start_position import resolve_start
 from sluice.queues.commit_loop import CommitListener
 from sluice.queues.log.notes import PURGED
 from tests.admin.conftest import MakeHarness
-from tests.admin.kit import AdminHarness
+from tests.broker.kit import BrokerHarness
 from tests.broker.namespaces.kit import settle, take
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ async def test_sequences_by_time_with_only_delayed_and_some_deleted_messages(
         }
 
 
-async def test_last_batch_is_reported_after_its_commit(harness: AdminHarness) -> None:
+async def test_last_batch_is_reported_after_its_commit(harness: BrokerHarness) -> None:
     assert await harness.call(harness.admin.bulk.last_batch("app")) is None
     harness.commit_loop.hold_frame()
     harness.engine.batches.write_batch_note("app", 7, 0)
@@ -105,7 +105,7 @@ def fail_at(call: int, function: Callable[..., T]) -> Callable[..., T]:
     return failing
 
 
-async def break_and_restart(harness: AdminHarness, batch: Batch) -> None:
+async def break_and_restart(harness: BrokerHarness, batch: Batch) -> None:
     """Commit a batch that fails midway, end as `sluice serve` does then, and start again."""
     broken: list[Exception] = []
 
@@ -183,7 +183,7 @@ PLACES = 5000  # of a slice: more than twice the number collected in one turn
 
 
 async def slice_disturbed(
-    harness: AdminHarness, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], object]
+    harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], object]
 ) -> MessageSlice:
     """Read all of tasks for group g; call `disturb` once, while the slice is collected."""
     admin = harness.admin.bulk

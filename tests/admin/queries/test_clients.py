@@ -10,11 +10,12 @@ from sluice.admin.queries import client_operations
 from sluice.errors import ClientNotConnected, UnknownClient
 from sluice.wire.packets import Disconnect
 from sluice.wire.reasons import ADMINISTRATIVE_ACTION
-from tests.admin.kit import AdminHarness, join
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join
 
 
 async def test_clients_are_listed_with_subscriptions_and_queued_messages(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     away = harness.connect("away-1", session_expiry=3600)
     away.subscribe("news/#", qos=1)
@@ -45,7 +46,7 @@ async def test_clients_are_listed_with_subscriptions_and_queued_messages(
         await harness.call(harness.admin.client("x"))
 
 
-async def test_clients_are_paginated_and_filtered(harness: AdminHarness) -> None:
+async def test_clients_are_paginated_and_filtered(harness: BrokerHarness) -> None:
     for nth in range(5):
         harness.connect(f"w-{nth}", session_expiry=60)
     harness.connect("x-1", session_expiry=60).disconnect()
@@ -61,7 +62,7 @@ async def test_clients_are_paginated_and_filtered(harness: AdminHarness) -> None
 
 
 async def test_kick_ends_the_connection_and_only_on_request_the_session(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     client = harness.connect("w-1", session_expiry=60)
     client.subscribe("news/#", qos=1)
@@ -81,7 +82,7 @@ async def test_kick_ends_the_connection_and_only_on_request_the_session(
 
 
 async def test_list_of_many_sessions_lets_the_broker_work_meanwhile(
-    harness: AdminHarness, monkeypatch: pytest.MonkeyPatch
+    harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_operations, "NAMES_PER_TURN", 10)
     for nth in range(95):

@@ -8,10 +8,11 @@ from sluice.admin.model import DeadLetterFilter
 from sluice.admin.queries.dead_letter_errors import normalize_error
 from sluice.errors import InvalidPayload, MessageTooLarge
 from tests.admin.conftest import MakeHarness
-from tests.admin.kit import AdminHarness, delivery_properties, join, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, settle, take
 
 
-def reject(harness: AdminHarness, queue: str, *failures: tuple[bytes, str]) -> None:
+def reject(harness: BrokerHarness, queue: str, *failures: tuple[bytes, str]) -> None:
     """Publish each payload, and reject it with its description."""
     worker = harness.connect("w-1")
     join(worker, f"$queue/{queue}", consumer_group="w")
@@ -40,7 +41,7 @@ def test_numbers_ids_and_times_do_not_distinguish_errors(description: str, error
     assert normalize_error(description) == error
 
 
-async def test_dead_letters_are_counted_by_error_and_selected_by_it(harness: AdminHarness) -> None:
+async def test_dead_letters_are_counted_by_error_and_selected_by_it(harness: BrokerHarness) -> None:
     reject(
         harness,
         "tasks",
@@ -68,7 +69,7 @@ async def test_dead_letters_are_counted_by_error_and_selected_by_it(harness: Adm
 
 
 async def test_edited_message_goes_back_to_the_group_that_failed_it(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     other = harness.worker("other-1", "tasks", consumer_group="other")
     reject(harness, "tasks", (b"bad", "no width"))
@@ -90,7 +91,7 @@ async def test_edited_message_goes_back_to_the_group_that_failed_it(
 
 
 async def test_edited_payload_survives_a_restart_without_the_dead_letter(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     reject(harness, "tasks", (b"bad", "no width"))
     (dead_letter,) = await harness.call(harness.admin.dead_letters("tasks"))

@@ -8,14 +8,15 @@ from sluice.admin.model import Diagnosis, Finding, OutgoingMessage
 from sluice.message import Message
 from sluice.queues.service.group_inspector import MAX_EXAMINED_MESSAGES, GroupInspector
 from tests.admin.conftest import MakeHarness
-from tests.admin.kit import AdminHarness, join, put, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, put, settle, take
 
 
-async def doctor(harness: AdminHarness, queue: str = "tasks", group: str = "") -> Diagnosis:
+async def doctor(harness: BrokerHarness, queue: str = "tasks", group: str = "") -> Diagnosis:
     return await harness.call(harness.admin.diagnose(queue, group))
 
 
-async def first(harness: AdminHarness, queue: str = "tasks", group: str = "") -> Finding:
+async def first(harness: BrokerHarness, queue: str = "tasks", group: str = "") -> Finding:
     found = await doctor(harness, queue, group)
     assert found.findings, "there is always a finding"
     assert found.healthy == (not any(one.is_fault for one in found.findings))
@@ -26,7 +27,7 @@ def codes(found: Diagnosis) -> list[str]:
     return [one.code for one in found.findings]
 
 
-async def test_missing_queue_is_reported_with_similar_names(harness: AdminHarness) -> None:
+async def test_missing_queue_is_reported_with_similar_names(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks/image"}))
     finding = await first(harness, "task/image")
     assert (finding.code, finding.do) == ("no-queue", "sluice doctor tasks/image")
@@ -34,13 +35,13 @@ async def test_missing_queue_is_reported_with_similar_names(harness: AdminHarnes
     assert (await first(harness, "zzz")).do == "sluice queue create zzz"
 
 
-async def test_queue_without_any_publish(harness: AdminHarness) -> None:
+async def test_queue_without_any_publish(harness: BrokerHarness) -> None:
     harness.worker()
     finding = await first(harness)
     assert (finding.code, finding.do) == ("never-published", "sluice publish tasks hello")
 
 
-async def test_binding_without_matching_topic(harness: AdminHarness) -> None:
+async def test_binding_without_matching_topic(harness: BrokerHarness) -> None:
     await harness.call(
         harness.admin.create_queue({"name": "tasks", "bindings": ["sensors/+/temp"]})
     )
@@ -51,7 +52,9 @@ async def test_binding_without_matching_topic(harness: AdminHarness) -> None:
     assert finding.do == "sluice queue config tasks"
 
 
-async def test_empty_queue_with_all_messages_acknowledged_is_healthy(harness: AdminHarness) -> None:
+async def test_empty_queue_with_all_messages_acknowledged_is_healthy(
+    harness: BrokerHarness,
+) -> None:
     worker = harness.worker()
     harness.publish()
     settle(worker, "ack", take(worker)[0])
@@ -60,7 +63,7 @@ async def test_empty_queue_with_all_messages_acknowledged_is_healthy(harness: Ad
     assert "1 message came and was settled" in found.findings[0].what
 
 
-async def test_messages_without_a_group(harness: AdminHarness) -> None:
+async def test_messages_without_a_group(harness: BrokerHarness) -> None:
     harness.publish()
     finding = await first(harness)
     assert finding.code == "no-group"
@@ -74,7 +77,7 @@ async def test_messages_without_a_group(harness: AdminHarness) -> None:
     assert not harness.queue("tasks").groups
 
 
-async def test_group_without_consumer(harness: AdminHarness) -> None:
+async def test_group_without_consumer(harness: BrokerHarness) -> None:
     harness.publish()
     await harness.call(harness.admin.create_group("tasks", "w"))
     finding = await first(harness)
@@ -88,7 +91,7 @@ async def test_group_without_consumer(harness: AdminHarness) -> None:
 
 
 async def test_abandoned_group_of_a_generated_client_id_is_to_be_deleted(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.publish()
     await harness.call(harness.admin.create_group("tasks", "mqttjs_aa98f2c1"))
@@ -97,7 +100,7 @@ async def test_abandoned_group_of_a_generated_client_id_is_to_be_deleted(
     assert "`sluice group delete tasks mqttjs_aa98f2c1`" in finding.do
 
 
-async def test_consumers_are_in_another_group(harness: AdminHarness) -> None:
+async def test_consumers_are_in_another_group(harness: BrokerHarness) -> None:
     harness.worker("other-1")
     await harness.call(harness.admin.create_group("tasks", "mine"))
     harness.publish()
@@ -117,7 +120,7 @@ async def test_consumers_are_in_another_group(harness: AdminHarness) -> None:
     assert (await first(harness, group="mine")).code == "in-work", "the remedy helps"
 
 
-async def test_misspelled_group_without_consumers(harness: AdminHarness) -> None:
+async def test_misspelled_group_without_consumers(harness: BrokerHarness) -> None:
     harness.publish()
     await harness.call(harness.admin.create_group("tasks", "billing"))
     finding = await first(harness, group="biling")
@@ -126,7 +129,7 @@ async def test_misspelled_group_without_consumers(harness: AdminHarness) -> None
     assert finding.code == "no-group" and "the queue has billing" in finding.what
 
 
-async def test_group_that_started_after_all_messages(harness: AdminHarness) -> None:
+async def test_group_that_started_after_all_messages(harness: BrokerHarness) -> None:
     harness.publish()
     worker = harness.worker(start="latest")
     finding = await first(harness)
@@ -135,7 +138,7 @@ async def test_group_that_started_after_all_messages(harness: AdminHarness) -> N
     assert worker.payloads() == [b"x"], "the remedy helps"
 
 
-async def test_finished_group_beside_an_unfinished_one(harness: AdminHarness) -> None:
+async def test_finished_group_beside_an_unfinished_one(harness: BrokerHarness) -> None:
     worker = harness.worker("a-1")
     await harness.call(harness.admin.create_group("tasks", "b"))
     harness.publish()
@@ -144,7 +147,7 @@ async def test_finished_group_beside_an_unfinished_one(harness: AdminHarness) ->
     assert finding.code == "empty" and "other groups" in finding.what
 
 
-async def test_consumer_with_session_but_without_connection(harness: AdminHarness) -> None:
+async def test_consumer_with_session_but_without_connection(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("w-1")
     join(worker, "$queue/tasks")
     worker.drop()
@@ -156,7 +159,7 @@ async def test_consumer_with_session_but_without_connection(harness: AdminHarnes
 
 
 async def test_deliveries_of_a_killed_worker_are_not_reported_as_work(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect_persistent("w-1", session_expiry=10)
     join(worker, "$queue/tasks")
@@ -184,7 +187,7 @@ async def test_deliveries_of_a_killed_worker_are_not_reported_as_work(
     ],
 )
 async def test_deliveries_of_killed_worker_with_session_return_at_their_deadlines(
-    harness: AdminHarness, expiry: int, expected: str
+    harness: BrokerHarness, expiry: int, expected: str
 ) -> None:
     worker = harness.connect_persistent("w-1", session_expiry=expiry)
     join(worker, "$queue/tasks")
@@ -208,7 +211,7 @@ async def test_deliveries_of_killed_worker_with_session_return_at_their_deadline
     assert "(in 20 s)" in found.findings[1].what
 
 
-async def test_consumer_that_missed_a_deadline(harness: AdminHarness) -> None:
+async def test_consumer_that_missed_a_deadline(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish()
     assert len(take(worker)) == 1
@@ -217,7 +220,7 @@ async def test_consumer_that_missed_a_deadline(harness: AdminHarness) -> None:
     assert finding.code == "consumer-stalled" and "w-1 has stalled" in finding.what
 
 
-async def test_busy_consumer_within_its_deadlines_is_healthy(harness: AdminHarness) -> None:
+async def test_busy_consumer_within_its_deadlines_is_healthy(harness: BrokerHarness) -> None:
     worker = harness.worker(prefetch=2)
     for _ in range(5):
         harness.publish()
@@ -238,7 +241,7 @@ async def test_busy_consumer_within_its_deadlines_is_healthy(harness: AdminHarne
 
 
 async def test_consumer_that_never_settles_is_reported_after_its_deadline(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker(prefetch=2)
     for _ in range(5):
@@ -249,7 +252,7 @@ async def test_consumer_that_never_settles_is_reported_after_its_deadline(
     assert finding.code == "consumer-stalled" and finding.is_fault
 
 
-async def test_consumer_working_on_the_last_message_is_healthy(harness: AdminHarness) -> None:
+async def test_consumer_working_on_the_last_message_is_healthy(harness: BrokerHarness) -> None:
     worker = harness.worker(prefetch=1)
     harness.publish()
     assert len(take(worker)) == 1
@@ -261,7 +264,7 @@ async def test_consumer_working_on_the_last_message_is_healthy(harness: AdminHar
 
 
 async def test_messages_behind_a_busy_key_are_not_reported_as_lack_of_capacity(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     """The consumer is full as well, but a larger prefetch would change nothing."""
     worker = harness.worker(prefetch=1)
@@ -286,7 +289,7 @@ async def test_messages_behind_a_busy_key_are_not_reported_as_lack_of_capacity(
 
 
 async def test_busy_key_of_killed_worker_is_reported_with_its_release_time(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect_persistent("w-1", session_expiry=10)
     join(worker, "$queue/tasks")
@@ -300,7 +303,7 @@ async def test_busy_key_of_killed_worker_is_reported_with_its_release_time(
     assert "returns to the group then" in finding.what and "batch_size" not in finding.do
 
 
-async def test_delayed_message_beside_a_busy_key_is_healthy(harness: AdminHarness) -> None:
+async def test_delayed_message_beside_a_busy_key_is_healthy(harness: BrokerHarness) -> None:
     worker = harness.worker()
     for _ in range(2):
         harness.publish(b"x", partition_key="ann")
@@ -327,7 +330,7 @@ async def test_diagnosis_examines_a_bounded_number_of_delayed_messages(
     assert GroupInspector(engine, queue.groups["w"]).busy_keys() is None
 
 
-async def test_consumer_that_sends_no_pubacks(harness: AdminHarness) -> None:
+async def test_consumer_that_sends_no_pubacks(harness: BrokerHarness) -> None:
     worker = harness.connect("w-1", receive_maximum=2)
     join(worker, "$queue/tasks")
     for _ in range(5):
@@ -356,7 +359,7 @@ async def test_single_items_are_worded_in_singular(make_harness: MakeHarness) ->
     assert "has 1 packet to acknowledge" in (await first(harness, "narrow")).what
 
 
-async def test_consumer_that_reads_too_slowly(harness: AdminHarness) -> None:
+async def test_consumer_that_reads_too_slowly(harness: BrokerHarness) -> None:
     worker = harness.worker()
     worker.transport.is_blocked = True
     for _ in range(6):
@@ -366,7 +369,7 @@ async def test_consumer_that_reads_too_slowly(harness: AdminHarness) -> None:
     worker.transport.drain()
 
 
-async def test_all_messages_are_delayed(harness: AdminHarness) -> None:
+async def test_all_messages_are_delayed(harness: BrokerHarness) -> None:
     harness.worker()
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"x", delay=90.0)))
     await harness.call(harness.admin.publish("tasks", OutgoingMessage(b"x", delay=60.0)))
@@ -376,7 +379,7 @@ async def test_all_messages_are_delayed(harness: AdminHarness) -> None:
     assert "the first ends at" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
 
 
-async def test_all_messages_wait_for_a_retry(harness: AdminHarness) -> None:
+async def test_all_messages_wait_for_a_retry(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     settle(worker, "nack", take(worker)[0], description="disk full")
@@ -386,7 +389,7 @@ async def test_all_messages_wait_for_a_retry(harness: AdminHarness) -> None:
     assert "(in 5 s)" in finding.what and "disk full" in finding.what
 
 
-async def test_key_blocked_by_a_message_in_retry(harness: AdminHarness) -> None:
+async def test_key_blocked_by_a_message_in_retry(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"1", partition_key="k", message_id="first")
     harness.publish(b"2", partition_key="k")
@@ -443,7 +446,7 @@ async def test_full_queue_that_refuses_publishes(make_harness: MakeHarness) -> N
     assert found.findings[1].do == "sluice queue config tasks --set limits.max_queue_depth=2"
 
 
-async def test_messages_that_became_dead_letters(harness: AdminHarness) -> None:
+async def test_messages_that_became_dead_letters(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish()
     settle(worker, "reject", take(worker)[0], description="no such image")
@@ -461,12 +464,12 @@ async def test_messages_that_became_dead_letters(harness: AdminHarness) -> None:
     assert codes(await doctor(harness)) == ["all-retrying", "dead-letters"]
 
 
-async def sample(harness: AdminHarness) -> None:
+async def sample(harness: BrokerHarness) -> None:
     """Do what the broker does every five seconds."""
     await harness.call(harness.admin.sample_counters(100))
 
 
-async def test_verdict_on_a_queue_with_few_dead_letters_is_steady(harness: AdminHarness) -> None:
+async def test_verdict_on_a_queue_with_few_dead_letters_is_steady(harness: BrokerHarness) -> None:
     worker = harness.worker()
     await sample(harness)
     verdicts = set()
@@ -488,7 +491,7 @@ async def test_verdict_on_a_queue_with_few_dead_letters_is_steady(harness: Admin
     assert "dead-letters" in codes(found), "they are still reported"
 
 
-async def test_many_dead_letters_are_a_fault_while_messages_flow(harness: AdminHarness) -> None:
+async def test_many_dead_letters_are_a_fault_while_messages_flow(harness: BrokerHarness) -> None:
     worker = harness.worker()
     await sample(harness)
     for verb in ("ack", "reject", "ack", "ack"):
@@ -503,7 +506,7 @@ async def test_many_dead_letters_are_a_fault_while_messages_flow(harness: AdminH
 
 @pytest.mark.parametrize("last", ["ack", "reject"])
 async def test_verdict_on_a_quiet_queue_is_that_of_its_last_message(
-    harness: AdminHarness, last: str
+    harness: BrokerHarness, last: str
 ) -> None:
     worker = harness.worker()
     for verb in ("reject", "ack") if last == "ack" else ("ack", "reject"):
@@ -519,7 +522,7 @@ async def test_verdict_on_a_quiet_queue_is_that_of_its_last_message(
 
 
 async def test_all_messages_of_one_group_die_while_the_other_one_works(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     good, bad = harness.worker("good-1"), harness.worker("bad-1")
     await sample(harness)
@@ -532,7 +535,7 @@ async def test_all_messages_of_one_group_die_while_the_other_one_works(
 
 
 async def test_group_in_which_every_consumer_is_draining_needs_another_worker(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.worker("w-1", prefetch=0)
     harness.publish()
@@ -541,7 +544,7 @@ async def test_group_in_which_every_consumer_is_draining_needs_another_worker(
     assert "w-1" in found.findings[0].what
 
 
-async def test_standby_consumers_are_explained(harness: AdminHarness) -> None:
+async def test_standby_consumers_are_explained(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "partitions": 1}))
     harness.worker("w-1", prefetch=1)
     harness.worker("w-2", prefetch=1)
@@ -556,7 +559,7 @@ async def test_standby_consumers_are_explained(harness: AdminHarness) -> None:
     assert found.findings[1].do == "sluice queue config tasks --set partitions=2"
 
 
-async def test_exclusive_consumer_and_higher_priority_are_named(harness: AdminHarness) -> None:
+async def test_exclusive_consumer_and_higher_priority_are_named(harness: BrokerHarness) -> None:
     harness.worker("a-1", "one", exclusive="true")
     harness.worker("a-2", "one")
     harness.worker("b-1", "two", consumer_priority=5)
@@ -574,7 +577,7 @@ async def test_exclusive_consumer_and_higher_priority_are_named(harness: AdminHa
     assert one.healthy and two.healthy
 
 
-async def test_messages_in_flight_are_healthy(harness: AdminHarness) -> None:
+async def test_messages_in_flight_are_healthy(harness: BrokerHarness) -> None:
     harness.worker()
     harness.publish(b"x", message_id="order-7")
     found = await doctor(harness)
@@ -588,7 +591,7 @@ async def test_messages_in_flight_are_healthy(harness: AdminHarness) -> None:
     )
 
 
-async def test_flowing_messages_are_reported_with_their_rates(harness: AdminHarness) -> None:
+async def test_flowing_messages_are_reported_with_their_rates(harness: BrokerHarness) -> None:
     worker = harness.worker(prefetch=1)
     await harness.call(harness.admin.stats("tasks"))
     for _ in range(2):
@@ -605,7 +608,7 @@ async def test_flowing_messages_are_reported_with_their_rates(harness: AdminHarn
     assert "20/s in" in found.findings[0].what and "10/s acknowledged" in found.findings[0].what
 
 
-async def test_each_group_with_a_problem_is_named(harness: AdminHarness) -> None:
+async def test_each_group_with_a_problem_is_named(harness: BrokerHarness) -> None:
     for name in ("a", "b"):
         harness.worker(f"{name}-1", prefetch=1)
     for _ in range(3):
@@ -616,7 +619,7 @@ async def test_each_group_with_a_problem_is_named(harness: AdminHarness) -> None
 
 
 async def test_pause_is_the_first_finding_with_its_operator_and_reason(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.worker(prefetch=1)
     harness.publish()
@@ -634,7 +637,7 @@ async def test_pause_is_the_first_finding_with_its_operator_and_reason(
     assert (finding.code, finding.do) == ("paused", f"sluice group resume tasks {group}")
 
 
-async def test_reached_limit_is_reported_without_a_fault(harness: AdminHarness) -> None:
+async def test_reached_limit_is_reported_without_a_fault(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "limits": {"max_inflight": 1}}))
     harness.worker()
     harness.publish()
@@ -644,7 +647,7 @@ async def test_reached_limit_is_reported_without_a_fault(harness: AdminHarness) 
     assert limited and "limits.max_inflight allows: 1 delivery in flight" in limited[0].what
 
 
-async def test_keys_at_their_limit_are_reported_and_explained(harness: AdminHarness) -> None:
+async def test_keys_at_their_limit_are_reported_and_explained(harness: BrokerHarness) -> None:
     limits = {"max_inflight_per_key": 1}
     config = {"name": "tasks", "limits": limits, "performance": {"batch_size": 9}}
     await harness.call(harness.admin.create_queue(config))
@@ -661,7 +664,7 @@ async def test_keys_at_their_limit_are_reported_and_explained(harness: AdminHarn
     assert story.states[0].why == "its key has reached limits.max_inflight_per_key"
 
 
-async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:
+async def test_open_breaker_is_a_fault(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "breaker": {"failures": 1}}))
     worker = harness.worker()
     harness.publish()
@@ -672,7 +675,7 @@ async def test_open_breaker_is_a_fault(harness: AdminHarness) -> None:
 
 
 async def test_keys_held_for_repair_are_named_with_what_ends_their_hold(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     config = {"name": "tasks", "dlq_config": {"on_dead": "hold-key"}}
     await harness.call(harness.admin.create_queue(config))

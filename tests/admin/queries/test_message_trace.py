@@ -10,13 +10,14 @@ from sluice.admin.model import Event, MessageTrace, OutgoingMessage
 from sluice.admin.queries.diagnosis import phrases
 from sluice.errors import UnknownMessage
 from tests.admin.conftest import MakeHarness
-from tests.admin.kit import AdminHarness, delivery_properties, join, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, settle, take
 
 STARTED = 1_800_000_000.0
 
 
 async def explain(
-    harness: AdminHarness, message_id: str = "order-7", queue: str = "tasks"
+    harness: BrokerHarness, message_id: str = "order-7", queue: str = "tasks"
 ) -> MessageTrace:
     return await harness.call(harness.admin.trace_message(queue, message_id))
 
@@ -33,7 +34,7 @@ def event(trace: MessageTrace, what: str) -> Event:
 # ---- messages without failures
 
 
-async def test_trace_of_message_without_group(harness: AdminHarness) -> None:
+async def test_trace_of_message_without_group(harness: BrokerHarness) -> None:
     harness.publish(b"x", message_id="order-7")
     trace = await explain(harness)
     assert (steps(trace), trace.states, trace.dead_letters) == (["enqueued@0"], [], [])
@@ -41,7 +42,7 @@ async def test_trace_of_message_without_group(harness: AdminHarness) -> None:
     assert "waits for a first group" in trace.summary
 
 
-async def test_trace_of_message_without_consumer(harness: AdminHarness) -> None:
+async def test_trace_of_message_without_consumer(harness: BrokerHarness) -> None:
     harness.publish(b"x", message_id="order-7")
     await harness.call(harness.admin.create_group("tasks", "w"))
     (state,) = (await explain(harness)).states
@@ -53,7 +54,7 @@ async def test_trace_of_message_without_consumer(harness: AdminHarness) -> None:
     assert state.why == "group w has no consumers"
 
 
-async def test_trace_of_delayed_message(harness: AdminHarness) -> None:
+async def test_trace_of_delayed_message(harness: BrokerHarness) -> None:
     harness.worker()
     await harness.call(
         harness.admin.publish("tasks", OutgoingMessage(b"x", message_id="order-7", delay=60.0))
@@ -64,7 +65,7 @@ async def test_trace_of_delayed_message(harness: AdminHarness) -> None:
     assert "not before 2027-01-15T08:01:00" in event(trace, "enqueued").detail
 
 
-async def test_trace_of_message_blocked_by_its_key(harness: AdminHarness) -> None:
+async def test_trace_of_message_blocked_by_its_key(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"1", partition_key="k", message_id="first")
     harness.publish(b"2", partition_key="k", message_id="order-7")
@@ -74,7 +75,7 @@ async def test_trace_of_message_blocked_by_its_key(harness: AdminHarness) -> Non
     assert "message first of the same key waits for its retry" in why and "no luck" in why
 
 
-async def test_trace_of_message_whose_consumer_has_no_capacity(harness: AdminHarness) -> None:
+async def test_trace_of_message_whose_consumer_has_no_capacity(harness: BrokerHarness) -> None:
     harness.worker(prefetch=1)
     harness.publish(b"1")
     harness.publish(b"2", message_id="order-7")
@@ -83,7 +84,7 @@ async def test_trace_of_message_whose_consumer_has_no_capacity(harness: AdminHar
 
 
 async def test_trace_of_delivered_message_names_consumer_and_deadline(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.worker()
     harness.advance(10)
@@ -98,7 +99,7 @@ async def test_trace_of_delivered_message_names_consumer_and_deadline(
     assert "(4 s ago)" in state.why and "(in 26 s)" in state.why
 
 
-async def test_trace_shows_extended_delivery(harness: AdminHarness) -> None:
+async def test_trace_shows_extended_delivery(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     (message,) = take(worker)
@@ -116,7 +117,7 @@ async def test_trace_shows_extended_delivery(harness: AdminHarness) -> None:
 
 
 async def test_trace_of_message_acknowledged_at_first_attempt_is_empty(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x")
@@ -131,7 +132,7 @@ async def test_trace_of_message_acknowledged_at_first_attempt_is_empty(
 # ---- messages with failures
 
 
-async def test_trace_shows_nack_with_reason_and_next_retry(harness: AdminHarness) -> None:
+async def test_trace_shows_nack_with_reason_and_next_retry(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     harness.advance(2)
@@ -153,7 +154,7 @@ async def test_trace_shows_nack_with_reason_and_next_retry(harness: AdminHarness
     assert steps(trace)[-1] == "delivered@7" and trace.states[0].attempt == 2
 
 
-async def test_trace_shows_passed_deadline(harness: AdminHarness) -> None:
+async def test_trace_shows_passed_deadline(harness: BrokerHarness) -> None:
     harness.worker()
     harness.publish(b"x", message_id="order-7")
     harness.advance(31)
@@ -162,7 +163,7 @@ async def test_trace_shows_passed_deadline(harness: AdminHarness) -> None:
     assert event(trace, "timed-out").detail == "no answer within 30 s"
 
 
-async def test_trace_shows_consumer_that_disconnected(harness: AdminHarness) -> None:
+async def test_trace_shows_consumer_that_disconnected(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     harness.advance(3)
@@ -173,7 +174,7 @@ async def test_trace_shows_consumer_that_disconnected(harness: AdminHarness) -> 
     assert trace.states[0].state == "retrying" and "has no consumers" in trace.states[0].why
 
 
-async def test_trace_shows_released_delivery(harness: AdminHarness) -> None:
+async def test_trace_shows_released_delivery(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     (message,) = take(worker)
@@ -285,7 +286,7 @@ async def test_trace_of_dead_letter_and_redriven_message_is_complete(
 
 
 async def test_redriven_message_without_own_id_is_found_by_its_old_id(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x")
@@ -302,7 +303,7 @@ async def test_redriven_message_without_own_id_is_found_by_its_old_id(
     ]
 
 
-async def test_redriven_bound_message_has_its_original_topic(harness: AdminHarness) -> None:
+async def test_redriven_bound_message_has_its_original_topic(harness: BrokerHarness) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks", "bindings": ["a/+"]}))
     worker = harness.worker()
     harness.connect("author").publish("a/1", b"x", 0)
@@ -337,7 +338,7 @@ async def test_trace_of_message_rejected_at_enqueue(make_harness: MakeHarness) -
 # ---- several groups, and deleted ones
 
 
-async def test_trace_shows_the_state_in_each_group(harness: AdminHarness) -> None:
+async def test_trace_shows_the_state_in_each_group(harness: BrokerHarness) -> None:
     done, failing = harness.worker("done-1"), harness.worker("failing-1")
     await harness.call(harness.admin.create_group("tasks", "idle"))
     harness.publish(b"x", message_id="order-7")
@@ -363,7 +364,7 @@ async def test_trace_shows_the_state_in_each_group(harness: AdminHarness) -> Non
 
 
 async def test_message_redriven_for_one_group_is_not_shown_for_the_other(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     failing, other = harness.worker("failing-1"), harness.worker("other-1")
     harness.publish(b"x", message_id="order-7")
@@ -374,7 +375,7 @@ async def test_message_redriven_for_one_group_is_not_shown_for_the_other(
     assert states == {"failing": "delivered", "other": "not-for-it"}
 
 
-async def test_deleted_message_is_known_to_have_existed(harness: AdminHarness) -> None:
+async def test_deleted_message_is_known_to_have_existed(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x")
     harness.publish(b"y", message_id="order-7")
@@ -392,7 +393,7 @@ async def test_deleted_message_is_known_to_have_existed(harness: AdminHarness) -
     assert steps(await explain(harness)) == ["enqueued@0"], "the dedup window has its arrival time"
 
 
-async def test_message_that_never_existed_is_unknown(harness: AdminHarness) -> None:
+async def test_message_that_never_existed_is_unknown(harness: BrokerHarness) -> None:
     harness.publish(b"x")
     (stored,) = await harness.call(harness.admin.peek("tasks"))
     partition = stored.message_id.partition("-")[0]
@@ -402,7 +403,7 @@ async def test_message_that_never_existed_is_unknown(harness: AdminHarness) -> N
         assert refused.value.remedy
 
 
-async def test_message_is_found_without_its_queue(harness: AdminHarness) -> None:
+async def test_message_is_found_without_its_queue(harness: BrokerHarness) -> None:
     async def find(name: str) -> list[str]:
         return await harness.call(harness.admin.find(name))
 
@@ -428,7 +429,7 @@ async def test_message_is_found_without_its_queue(harness: AdminHarness) -> None
 
 
 async def test_message_acknowledged_after_failures_is_remembered_for_a_while(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
@@ -441,7 +442,7 @@ async def test_message_acknowledged_after_failures_is_remembered_for_a_while(
 
 
 async def test_trace_of_acknowledged_message_names_its_consumer_and_times(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
@@ -458,7 +459,7 @@ async def test_trace_of_acknowledged_message_names_its_consumer_and_times(
     assert found == ["tasks"]
 
 
-async def test_trace_of_acknowledged_message_with_generated_id(harness: AdminHarness) -> None:
+async def test_trace_of_acknowledged_message_with_generated_id(harness: BrokerHarness) -> None:
     worker = harness.worker()
     harness.publish(b"x")
     delivery = take(worker)[0]
@@ -468,7 +469,7 @@ async def test_trace_of_acknowledged_message_with_generated_id(harness: AdminHar
 
 
 async def test_stored_message_has_no_acknowledgement_of_an_earlier_one_with_its_id(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
@@ -480,7 +481,7 @@ async def test_stored_message_has_no_acknowledgement_of_an_earlier_one_with_its_
     assert trace.states[0].state == "delivered"
 
 
-async def test_acknowledgements_of_a_deleted_group_are_left_out(harness: AdminHarness) -> None:
+async def test_acknowledgements_of_a_deleted_group_are_left_out(harness: BrokerHarness) -> None:
     worker = harness.worker()
     other = harness.worker("v-1", group="v")
     harness.publish(b"x", message_id="order-7")
@@ -494,7 +495,7 @@ async def test_acknowledgements_of_a_deleted_group_are_left_out(harness: AdminHa
 
 
 async def test_redriven_and_acknowledged_dead_letter_shows_its_whole_trace(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
@@ -514,7 +515,7 @@ async def test_redriven_and_acknowledged_dead_letter_shows_its_whole_trace(
 
 
 async def test_only_the_last_acknowledged_messages_are_remembered(
-    harness: AdminHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.worker()
     for nth in range(3):

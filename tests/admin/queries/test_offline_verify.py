@@ -12,14 +12,16 @@ import pytest
 from sluice.admin.queries.offline_verification import verify_store
 from sluice.errors import StoreError, StoreLocked
 from sluice.store.embedded import EmbeddedStore, FileSystem
-from tests.admin.kit import AdminHarness, settle, take
+from tests.broker.backends import EmbeddedBackend
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import settle, take
 from tests.store.kit import StoreUnderTest
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Create a store with all kinds of records and stop its broker."""
-    harness = AdminHarness("embedded", tmp_path / "store")
+    harness = BrokerHarness(backend=EmbeddedBackend(tmp_path / "store"))
     worker = harness.worker("w-1", prefetch=3)
     for number in range(20):
         harness.publish(b"payload %d" % number)
@@ -42,7 +44,7 @@ def test_sound_store_is_reported_as_sound_and_not_changed(directory: Path) -> No
     assert (report.queues, report.messages) == (2, 19), "18 in the queue, one dead letter"
     assert report.segments >= 1
     assert files(directory) == before
-    harness = AdminHarness("embedded", directory)
+    harness = BrokerHarness(backend=EmbeddedBackend(directory))
     harness.close()
 
 
@@ -85,7 +87,7 @@ def test_files_that_a_start_would_rewrite_stay_missing(tmp_path: Path, name: str
 
 
 def test_store_opened_by_a_broker_is_refused(tmp_path: Path) -> None:
-    harness = AdminHarness("embedded", tmp_path / "store")
+    harness = BrokerHarness(backend=EmbeddedBackend(tmp_path / "store"))
     with pytest.raises(StoreLocked):
         verify_store(tmp_path / "store", EmbeddedStore)
     harness.close()

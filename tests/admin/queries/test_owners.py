@@ -8,10 +8,11 @@ import pytest
 
 from sluice.admin.queries import owner_operations
 from sluice.errors import UnknownOwner
-from tests.admin.kit import AdminHarness, join, put, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, put, take
 
 
-async def test_owners_are_listed_with_backlog_and_position(harness: AdminHarness) -> None:
+async def test_owners_are_listed_with_backlog_and_position(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     for key in ("a", "b", "c", "a"):
         assert put(writer, f"$ECQ/w/car-1/{key}", b"x" * 10)[0] == 0
@@ -51,7 +52,7 @@ async def test_owners_are_listed_with_backlog_and_position(harness: AdminHarness
     assert await harness.call(harness.admin.owner("car-1")) == car
 
 
-async def test_expired_value_is_not_listed_and_not_counted(harness: AdminHarness) -> None:
+async def test_expired_value_is_not_listed_and_not_counted(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
     put(writer, "$ECQ/w/car-1/b", b"long")
@@ -62,7 +63,7 @@ async def test_expired_value_is_not_listed_and_not_counted(harness: AdminHarness
 
 
 async def test_broker_serves_others_while_many_owners_are_listed(
-    harness: AdminHarness, monkeypatch: pytest.MonkeyPatch
+    harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner that is deleted during the list is left out."""
     monkeypatch.setattr(owner_operations, "ROWS_PER_TURN", 1)
@@ -79,7 +80,7 @@ async def test_broker_serves_others_while_many_owners_are_listed(
     assert [one.client for one in found] == ["car-0", "car-1", "car-2", "car-3"]
 
 
-async def test_peek_shows_last_values_without_consuming_them(harness: AdminHarness) -> None:
+async def test_peek_shows_last_values_without_consuming_them(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     for key, value in (("a", b"1"), ("b/c", b"2"), ("a", b"3"), ("d", b"4")):
         put(writer, f"$ECQ/w/car-1/{key}", value, content_type="text/plain", message_expiry=60)
@@ -99,7 +100,7 @@ async def test_peek_shows_last_values_without_consuming_them(harness: AdminHarne
     ] == [3]
 
 
-async def test_purge_is_answered_after_commit(harness: AdminHarness) -> None:
+async def test_purge_is_answered_after_commit(harness: BrokerHarness) -> None:
     writer, owner = harness.connect("writer"), harness.connect("car-1")
     for key in ("a", "b"):
         put(writer, f"$ECQ/w/car-1/{key}", b"1")
@@ -110,7 +111,7 @@ async def test_purge_is_answered_after_commit(harness: AdminHarness) -> None:
     assert (view.depth, view.keys, view.bytes, view.last_sequence) == (0, 0, 0, 2)
 
 
-async def test_unknown_owner_is_refused(harness: AdminHarness) -> None:
+async def test_unknown_owner_is_refused(harness: BrokerHarness) -> None:
     for question in (
         harness.admin.owner("x"),
         harness.admin.peek_owner("x"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
 
 
 @pytest.fixture
-def harness() -> QueueHarness:
-    return QueueHarness()
+def harness() -> BrokerHarness:
+    return BrokerHarness()

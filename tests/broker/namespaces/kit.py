@@ -1,126 +1,13 @@
-"""The broker's test kit with queues: engine, commit loop, handler and session store.
-
-`QueueHarness` adds a memory store that can be held, cut off (`crash`, `kill`) or closed
-(`restart`). Afterwards a new broker recovers from what the store has, at the same time of the same
-clock.
-"""
+"""What clients of the broker's test kit do with queues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.broker.limits import Limits
-from sluice.broker_core import BrokerCore
-from sluice.queues.model.effects import Alert
-from sluice.queues.model.queue import Queue
-from sluice.queues.service.templates import QueueTemplates, Template
-from sluice.store.memory import MemoryStore
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC
-from sluice.wire.topics import matches
-from tests.broker.kit import BrokerHarness, Client, Loop, props
-
-Templates = Sequence[tuple[str, Mapping[str, object]]]
-
-
-def make_templates(templates: Templates) -> QueueTemplates:
-    """Return templates from (pattern, configuration) pairs."""
-    return QueueTemplates(matches, [Template(match, config) for match, config in templates])
-
-
-class QueueHarness(BrokerHarness):
-    """A broker with queues.
-
-    `templates` are (pattern, configuration) pairs; other keywords are limits of the broker.
-    """
-
-    def __init__(
-        self,
-        templates: Templates = (),
-        *,
-        queues: bool = True,
-        segment_bytes: int = 1 << 20,
-        **limits: Any,
-    ) -> None:
-        self.loop = Loop()
-        self.limits = Limits()
-        for name, value in limits.items():
-            assert hasattr(self.limits, name)
-            setattr(self.limits, name, value)
-        self.log: list[tuple[str, dict[str, object]]] = []
-        self.alerts: list[Alert] = []
-        self.warnings: list[str] = []
-        self._queue_templates = make_templates(templates)
-        self._queues = queues
-        self.store = MemoryStore(
-            self._call_soon, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes
-        )
-        self._build()
-
-    def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        self.loop.call_soon(partial(callback, *arguments))  # type: ignore[arg-type]
-
-    def _build(self) -> None:
-        loop = self.loop
-        core = BrokerCore(
-            loop,
-            self._queue_templates,
-            limits=self.limits,
-            log=self._record_log,
-            clock=loop.clock,
-            draw=lambda: 0.5,
-            queues_enabled=self._queues,
-        )
-        self.core = core
-        self.broker = core.broker
-        self.engine = core.engine
-        core.open(self.store, self._report)
-        self.commit_loop = core.commit_loop
-        loop.settle()
-
-    def _record_log(self, event: str, facts: dict[str, object]) -> None:
-        self.log.append((event, facts))
-
-    def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
-        self.alerts += alerts
-        self.warnings += warnings
-
-    def set_templates(self, *templates: Template, auto_create: bool = True) -> None:
-        """Use other queue templates from now on, as after a reload."""
-        self._queue_templates.replace(templates, auto_create)
-
-    def crash(self) -> None:
-        """Cut the power and start again: unsynced records and all connections are lost."""
-        self._open_on(self.store.crash())
-
-    def kill(self) -> None:
-        """`kill -9` and start again: committed records are kept by the system, synced or not."""
-        answered = self.store.count_unsynced() - self.store.count_pending()
-        self._open_on(self.store.crash(answered))
-
-    def restart(self) -> None:
-        """Stop normally and start again."""
-        self.loop.settle()
-        self.commit_loop.close()
-        self._open_on(self.store)
-
-    def _open_on(self, store: MemoryStore) -> None:
-        now = self.loop.now
-        self.loop = Loop()
-        self.loop.now = now
-        self.store = store
-        self._build()
-
-    # ---- inspection
-
-    def queue(self, name: str) -> Queue:
-        return self.engine.queues[name]
-
-    def depth(self, name: str) -> int:
-        queue = self.engine.queues.get(name)
-        return 0 if queue is None else int(queue.depth)
+from tests.broker.peers import Client, props
 
 
 def join(

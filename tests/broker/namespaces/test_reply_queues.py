@@ -7,13 +7,14 @@ import pytest
 from sluice.broker.namespaces.responses import MAX_PENDING_BYTES
 from sluice.wire.packets import Ack
 from sluice.wire.properties import PUBCOMP, PUBREL
-from tests.broker.namespaces.kit import QueueHarness, join, payloads, put, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, payloads, put, take
 
 TOPIC = "$queue/responses/4711"
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_reply_reaches_its_subscriber(harness: QueueHarness, qos: int) -> None:
+def test_reply_reaches_its_subscriber(harness: BrokerHarness, qos: int) -> None:
     requester, worker = harness.connect("asker"), harness.connect("worker")
     assert requester.subscribe(TOPIC, qos=qos) == [qos]
     worker.publish_fully(TOPIC, b"42", qos)
@@ -21,7 +22,7 @@ def test_reply_reaches_its_subscriber(harness: QueueHarness, qos: int) -> None:
     assert (message.topic.decode(), message.payload, message.qos) == (TOPIC, b"42", qos)
 
 
-def test_reply_faster_than_the_subscription_waits_for_it(harness: QueueHarness) -> None:
+def test_reply_faster_than_the_subscription_waits_for_it(harness: BrokerHarness) -> None:
     worker, requester = harness.connect("worker"), harness.connect("asker")
     assert put(worker, TOPIC, b"42", user=[("a", "1")], correlation_data=b"c") == (0, "")
     harness.advance(29)
@@ -35,7 +36,7 @@ def test_reply_faster_than_the_subscription_waits_for_it(harness: QueueHarness) 
 
 
 def test_waiting_reply_arrives_with_at_most_the_qos_of_the_subscription(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker, requester = harness.connect("worker"), harness.connect("asker")
     put(worker, TOPIC, b"42")
@@ -44,7 +45,7 @@ def test_waiting_reply_arrives_with_at_most_the_qos_of_the_subscription(
     assert (message.payload, message.qos) == (b"42", 0)
 
 
-def test_unclaimed_reply_is_deleted_after_thirty_seconds(harness: QueueHarness) -> None:
+def test_unclaimed_reply_is_deleted_after_thirty_seconds(harness: BrokerHarness) -> None:
     put(harness.connect("worker"), TOPIC, b"42")
     harness.advance(31)
     requester = harness.connect("asker")
@@ -54,7 +55,7 @@ def test_unclaimed_reply_is_deleted_after_thirty_seconds(harness: QueueHarness) 
     assert "responses/4711" not in harness.engine.queues
 
 
-def test_fetched_and_expired_replies_free_their_space(harness: QueueHarness) -> None:
+def test_fetched_and_expired_replies_free_their_space(harness: BrokerHarness) -> None:
     """Twice as many bytes as the limit, but only one response of them waits at a time."""
     worker, requester = harness.connect("worker"), harness.connect("asker")
     size = harness.limits.max_packet_size // 2
@@ -68,7 +69,7 @@ def test_fetched_and_expired_replies_free_their_space(harness: QueueHarness) -> 
             requester.unsubscribe(TOPIC)
 
 
-def test_reply_queue_has_one_consumer(harness: QueueHarness) -> None:
+def test_reply_queue_has_one_consumer(harness: BrokerHarness) -> None:
     first, second = harness.connect("first"), harness.connect("second")
     first.subscribe(TOPIC)
     reason, why = join(second, TOPIC)
@@ -80,7 +81,7 @@ def test_reply_queue_has_one_consumer(harness: QueueHarness) -> None:
     assert join(second, TOPIC)[0] == 1
 
 
-def test_client_receives_all_its_replies_with_one_filter(harness: QueueHarness) -> None:
+def test_client_receives_all_its_replies_with_one_filter(harness: BrokerHarness) -> None:
     requester, worker = harness.connect("asker"), harness.connect("worker")
     put(worker, "$queue/responses/asker/1", b"1")
     requester.subscribe("$queue/responses/asker/+")
@@ -92,7 +93,7 @@ def test_client_receives_all_its_replies_with_one_filter(harness: QueueHarness) 
 @pytest.mark.parametrize(
     "topic_filter", ["$queue/responses/#", "$queue/responses/+", "$queue/responses/+/1"]
 )
-def test_subscription_to_all_replies_is_refused(harness: QueueHarness, topic_filter: str) -> None:
+def test_subscription_to_all_replies_is_refused(harness: BrokerHarness, topic_filter: str) -> None:
     requester, other = harness.connect("asker"), harness.connect("other")
     requester.subscribe(TOPIC, qos=1)
     reason, why = join(other, topic_filter)
@@ -101,7 +102,7 @@ def test_subscription_to_all_replies_is_refused(harness: QueueHarness, topic_fil
     assert payloads(take(requester)) == [b"42"]
 
 
-def test_waiting_replies_are_limited_to_ten_thousand(harness: QueueHarness) -> None:
+def test_waiting_replies_are_limited_to_ten_thousand(harness: BrokerHarness) -> None:
     worker = harness.connect("worker")
     for nth in range(10_000):
         worker.publish(f"$queue/responses/{nth}", b"x", 0)
@@ -113,7 +114,7 @@ def test_waiting_replies_are_limited_to_ten_thousand(harness: QueueHarness) -> N
     assert put(worker, TOPIC, b"x")[0] == 0
 
 
-def test_qos_2_reply_is_completed(harness: QueueHarness) -> None:
+def test_qos_2_reply_is_completed(harness: BrokerHarness) -> None:
     worker = harness.connect("worker")
     assert put(worker, TOPIC, b"x", 2, packet_id=9) == (0, "")
     assert put(worker, TOPIC, b"x", 2, packet_id=9, dup=True) == (0, "")

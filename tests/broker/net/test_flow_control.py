@@ -6,7 +6,8 @@ import pytest
 
 from sluice.wire.packets import V311, Ack, Packet, Pingresp, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
-from tests.broker.kit import BrokerHarness, Client
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client
 
 
 def test_unacknowledged_messages_are_limited_by_receive_maximum(harness: BrokerHarness) -> None:

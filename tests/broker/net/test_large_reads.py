@@ -22,8 +22,8 @@ from sluice.wire.packets import (
     build_publish,
 )
 from sluice.wire.properties import MAX_USER_PROPERTIES
-from tests.broker.kit import BrokerHarness, Client, props
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client, props
 
 
 def names(count: int) -> list[str]:
@@ -105,7 +105,7 @@ def test_user_properties_of_other_packets_have_a_lower_limit() -> None:
 
 def test_subscribe_with_too_many_options_is_refused() -> None:
     """Each of its filters would be checked against each of them."""
-    harness = QueueHarness()
+    harness = BrokerHarness()
     client = harness.connect("c")
     requests = [SubscriptionRequest(b"$queue/a", 1), SubscriptionRequest(b"b", 1)]
     client.send(Subscribe(1, requests, props(user=[("a", "b")] * 65)))
@@ -119,7 +119,7 @@ def test_subscribe_with_too_many_options_is_refused() -> None:
 # ---- much in one read
 
 
-def slow_clock(harness: BrokerHarness | QueueHarness) -> None:
+def slow_clock(harness: BrokerHarness | BrokerHarness) -> None:
     """From now on each read of the clock advances it by 4 ms."""
     harness.loop.tick = 0.004
 
@@ -222,7 +222,7 @@ def test_protocol_error_in_buffered_data_ends_the_connection() -> None:
 
 
 def test_other_clients_are_served_while_many_queues_are_created() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     client, other = harness.connect("c"), harness.connect("o")
     requests = [SubscriptionRequest(b"$queue/q%d" % nth, 1) for nth in range(200)]
     slow_clock(harness)
@@ -241,7 +241,7 @@ def test_other_clients_are_served_while_many_queues_are_created() -> None:
 
 
 def test_client_that_disconnects_during_its_subscribe_does_no_harm() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     client = harness.connect("c")
     requests = [SubscriptionRequest(b"$queue/q%d" % nth, 1) for nth in range(200)]
     slow_clock(harness)

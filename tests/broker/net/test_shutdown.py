@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sluice.wire.packets import V311
-from tests.broker.kit import BrokerHarness, will
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import will
 
 
 def test_every_client_gets_a_disconnect_at_shutdown(harness: BrokerHarness) -> None:

@@ -2,100 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
-from sluice.store.embedded.store import EmbeddedStore
 from sluice.wire.packets import Publish
-from tests.broker.kit import Client, Loop
-from tests.broker.namespaces.kit import QueueHarness, join, payloads
+from tests.broker.backends import EmbeddedBackend
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, payloads
+from tests.broker.peers import Client
 
 SEGMENT = 128 * 1024
 
 
-class Disk:
-    """The store, with its callbacks on the test loop and a count of pending ones."""
-
-    def __init__(self, folder: Path, segment_bytes: int) -> None:
-        self.answers: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self.due = 0
-        store = EmbeddedStore(
-            str(folder),
-            self._answer,
-            self._fail,
-            segment_bytes=segment_bytes,
-            snapshot_bytes=segment_bytes,
-        )
-        self._store = store
-        self.open = store.open
-        self.next_frame_address = store.next_frame_address
-        self.is_snapshot_due = store.is_snapshot_due
-        self.segment_sizes = store.segment_sizes
-        self.seal_segment = store.seal_segment
-        self.close = store.close
-
-    def _answer(self, callback: Callable[..., object], *arguments: object) -> None:
-        self.answers.put(lambda: callback(*arguments))
-
-    def _fail(self, fault: Exception) -> None:
-        raise fault
-
-    def _count(self, done: Callable[..., None]) -> Callable[..., None]:
-        self.due += 1
-
-        def counted(*arguments: Any) -> None:
-            self.due -= 1
-            done(*arguments)
-
-        return counted
-
-    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> int:
-        return self._store.commit(frame, count, sync, self._count(done))
-
-    def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
-        self._store.read(addresses, self._count(done))
-
-    def begin_snapshot(self) -> None:
-        self._store.begin_snapshot()
-
-    def snapshot(
-        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
-    ) -> None:
-        self._store.snapshot(state, freed_segments, self._count(done))
-
-    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._store.scan_segment(segment, self._count(done))
-
-
-class DiskLoop(Loop):
-    """A loop that is idle only when the store is idle."""
-
-    disk: Disk | None = None
-
-    def settle(self) -> None:
-        super().settle()
-        while self.disk is not None and self.disk.due:
-            self.disk.answers.get(timeout=10)()
-            super().settle()
-
-
-class DiskHarness(QueueHarness):
+class DiskHarness(BrokerHarness):
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT) -> None:
+        super().__init__(backend=EmbeddedBackend(folder, segment_bytes))
         self.folder = folder
-        self.segment_bytes = segment_bytes
-        super().__init__()
-
-    def _build(self) -> None:
-        disk = Disk(self.folder, self.segment_bytes)
-        self.store = disk  # type: ignore[assignment]
-        loop = DiskLoop()
-        loop.disk = disk
-        self.loop = loop
-        super()._build()
 
     def size(self) -> int:
         return sum(path.stat().st_size for path in self.folder.iterdir())

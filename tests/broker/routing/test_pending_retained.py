@@ -12,8 +12,8 @@ from sluice.queues.log.broker_state import SESSIONS_PID
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Publish, Suback, Subscribe, SubscriptionRequest
 from tests.adversity.crashes.queue_crash import client_of
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client
 from tests.support.broker_process import StartBroker
 from tests.support.redis_process import RedisProcess
 
@@ -22,9 +22,9 @@ TOPICS = {b"a/%d" % nth for nth in range(COUNT)}
 
 
 @pytest.fixture
-def harness() -> QueueHarness:
+def harness() -> BrokerHarness:
     """A broker that queues at most 40 messages per session: retained lookups pause at 20."""
-    harness = QueueHarness(max_queued_messages=40)
+    harness = BrokerHarness(max_queued_messages=40)
     writer = harness.connect("writer")
     for nth in range(COUNT):
         writer.publish(f"a/{nth}", b"v", 1, retain=True)
@@ -32,7 +32,7 @@ def harness() -> QueueHarness:
     return harness
 
 
-def connect(harness: QueueHarness) -> Client:
+def connect(harness: BrokerHarness) -> Client:
     return harness.connect_persistent("reader", receive_maximum=10)
 
 
@@ -50,19 +50,19 @@ def topics(messages: list[Publish]) -> set[bytes]:
     return {message.topic for message in messages}
 
 
-def records(harness: QueueHarness) -> int:
+def records(harness: BrokerHarness) -> int:
     """Return how many records of sessions, retained and pending messages the broker has written."""
     return int(harness.engine.broker_state._next_seq)
 
 
-def slow_clock(harness: QueueHarness) -> None:
+def slow_clock(harness: BrokerHarness) -> None:
     """Let each read of the clock advance it by 4 ms, so that lookups take several turns."""
     harness.loop.tick = 0.004
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_pending_retained_messages_arrive_after_a_restart(
-    harness: QueueHarness, end: str, qos: int
+    harness: BrokerHarness, end: str, qos: int
 ) -> None:
     reader = connect(harness)
     reader.subscribe("a/+", qos=qos)
@@ -73,7 +73,7 @@ def test_pending_retained_messages_arrive_after_a_restart(
     assert harness.broker.counters.publishes_dropped == 0
 
 
-def test_filters_waiting_behind_others_are_stored_too(harness: QueueHarness, end: str) -> None:
+def test_filters_waiting_behind_others_are_stored_too(harness: BrokerHarness, end: str) -> None:
     reader = connect(harness)
     reader.subscribe("a/+", qos=1)
     assert reader.subscribe("a/207", "+/208", qos=1) == [1, 1]
@@ -84,7 +84,7 @@ def test_filters_waiting_behind_others_are_stored_too(harness: QueueHarness, end
     assert got != TOPICS, "a/+ was unsubscribed"
 
 
-def test_suback_is_sent_after_the_pending_filter_is_stored(harness: QueueHarness) -> None:
+def test_suback_is_sent_after_the_pending_filter_is_stored(harness: BrokerHarness) -> None:
     reader = connect(harness)
     slow_clock(harness)
     subscribe = Subscribe(9, [SubscriptionRequest(b"a/+", 1)])
@@ -98,7 +98,7 @@ def test_suback_is_sent_after_the_pending_filter_is_stored(harness: QueueHarness
 
 @pytest.mark.parametrize("end", ["kill", "restart"])  # a power cut may lose acknowledgements
 def test_retained_messages_are_not_sent_again_once_all_were_queued(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     reader = connect(harness)
     reader.subscribe("a/+", qos=1)
@@ -111,7 +111,7 @@ def test_retained_messages_are_not_sent_again_once_all_were_queued(
 
 
 def test_lookup_that_ends_within_its_subscribe_writes_one_session_record(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     reader = connect(harness)
     before = records(harness)
@@ -120,7 +120,7 @@ def test_lookup_that_ends_within_its_subscribe_writes_one_session_record(
 
 
 def test_value_published_after_the_restart_is_not_followed_by_the_older_one(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     reader = connect(harness)
     reader.subscribe("a/+", qos=1)
@@ -133,7 +133,7 @@ def test_value_published_after_the_restart_is_not_followed_by_the_older_one(
     assert all(last[b"a/%d" % nth] == b"new" for nth in range(0, COUNT, 50))
 
 
-def test_session_record_of_the_previous_version_is_read(harness: QueueHarness, end: str) -> None:
+def test_session_record_of_the_previous_version_is_read(harness: BrokerHarness, end: str) -> None:
     record = {
         "sid": 77,
         "version": 5,

@@ -15,19 +15,20 @@ from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBCOMP, PUBREC, PUBREL
 from tests.adversity.crashes.qos2_crash import crash
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHarness, join, payloads
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, payloads
+from tests.broker.peers import Client
 from tests.store.embedded.simulated_disk import Disk
 from tests.store.kit import StoreUnderTest
 
 
-def reconnect(harness: QueueHarness, client_id: str, version: int = 5) -> Client:
+def reconnect(harness: BrokerHarness, client_id: str, version: int = 5) -> Client:
     client = harness.connect_persistent(client_id, version)
     assert client.connack.session_present
     return client
 
 
-def release(harness: QueueHarness) -> None:
+def release(harness: BrokerHarness) -> None:
     """Let the store commit everything."""
     harness.store.release()
     harness.loop.settle()
@@ -43,7 +44,7 @@ def acks(client: Client) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_message_is_forwarded_when_it_is_stored_with_its_packet_id(
-    harness: QueueHarness, qos: int, lasting: bool
+    harness: BrokerHarness, qos: int, lasting: bool
 ) -> None:
     reader = harness.connect_persistent("reader") if lasting else harness.connect("reader")
     reader.subscribe("news", qos=qos)
@@ -59,7 +60,7 @@ def test_message_is_forwarded_when_it_is_stored_with_its_packet_id(
 
 
 def test_unstored_message_reached_no_client_and_is_accepted_when_resent(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.connect_persistent("reader").subscribe("news", qos=2)
     sender = harness.connect_persistent("sender")
@@ -73,14 +74,14 @@ def test_unstored_message_reached_no_client_and_is_accepted_when_resent(
     assert payloads(reader.messages()) == [b"once"]
 
 
-def test_message_stored_but_not_forwarded_arrives_once(harness: QueueHarness) -> None:
+def test_message_stored_but_not_forwarded_arrives_once(harness: BrokerHarness) -> None:
     harness.connect_persistent("two").subscribe("news", qos=2)
     harness.connect_persistent("one").subscribe("news", qos=1)
     sender = harness.connect_persistent("sender")
     harness.store.hold()
     sender.publish("news", b"once", 2, packet_id=5)
     # Stored, not acknowledged.
-    harness._open_on(harness.store.crash(harness.store.count_unsynced()))
+    harness.kill_after_writes()
     sender = reconnect(harness, "sender")
     sender.publish("news", b"once", 2, packet_id=5, dup=True)
     sender.first_ack(PUBREC, 5, 0)
@@ -88,7 +89,7 @@ def test_message_stored_but_not_forwarded_arrives_once(harness: QueueHarness) ->
     assert payloads(reconnect(harness, "one").messages()) == [b"once"]
 
 
-def test_retained_messages_are_visible_when_stored(harness: QueueHarness) -> None:
+def test_retained_messages_are_visible_when_stored(harness: BrokerHarness) -> None:
     sender = harness.connect_persistent("sender")
     sender.publish_fully("state", b"old", 2, retain=True)
     harness.store.hold()
@@ -108,7 +109,7 @@ def test_retained_messages_are_visible_when_stored(harness: QueueHarness) -> Non
 
 
 @pytest.mark.parametrize("newest", [b"newest", b""])
-def test_last_retained_message_wins_whatever_its_qos(harness: QueueHarness, newest: bytes) -> None:
+def test_last_retained_message_wins_whatever_its_qos(harness: BrokerHarness, newest: bytes) -> None:
     sender = harness.connect_persistent("sender")
     harness.store.hold()
     sender.publish("state", b"held", 2, retain=True)
@@ -122,7 +123,7 @@ def test_last_retained_message_wins_whatever_its_qos(harness: QueueHarness, newe
 
 
 def test_retained_limits_are_checked_before_commit() -> None:
-    harness = QueueHarness(max_retained=1)
+    harness = BrokerHarness(max_retained=1)
     sender = harness.connect_persistent("sender")
     harness.store.hold()
     sender.publish("a", b"1", 2, retain=True, packet_id=1)
@@ -136,7 +137,7 @@ def test_retained_limits_are_checked_before_commit() -> None:
     assert payloads(reader.messages()) == [b"3"]
 
 
-def test_message_for_a_member_that_left_meanwhile_goes_to_another(harness: QueueHarness) -> None:
+def test_message_for_a_member_that_left_meanwhile_goes_to_another(harness: BrokerHarness) -> None:
     first, second = harness.connect("first"), harness.connect("second")
     for member in (first, second):
         member.subscribe("$share/g/news", qos=1)
@@ -150,7 +151,7 @@ def test_message_for_a_member_that_left_meanwhile_goes_to_another(harness: Queue
 
 
 def test_nothing_is_stored_for_clients_without_persistent_session(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     reader = harness.connect("reader")
     reader.subscribe("news", qos=2)
@@ -165,7 +166,7 @@ def test_nothing_is_stored_for_clients_without_persistent_session(
     assert harness.store.count_pending() == 0
 
 
-def test_qos_1_to_persistent_sessions_does_not_wait_for_the_store(harness: QueueHarness) -> None:
+def test_qos_1_to_persistent_sessions_does_not_wait_for_the_store(harness: BrokerHarness) -> None:
     reader = harness.connect_persistent("reader")
     reader.subscribe("news", qos=1)
     harness.store.hold()
@@ -173,7 +174,7 @@ def test_qos_1_to_persistent_sessions_does_not_wait_for_the_store(harness: Queue
     assert payloads(reader.messages()) == [b"one"]
 
 
-def test_packet_id_is_completed_when_its_pubrel_is_stored(harness: QueueHarness) -> None:
+def test_packet_id_is_completed_when_its_pubrel_is_stored(harness: BrokerHarness) -> None:
     reader = harness.connect("reader")
     reader.subscribe("news", qos=0)
     sender = harness.connect_persistent("sender")
@@ -193,7 +194,7 @@ def test_packet_id_is_completed_when_its_pubrel_is_stored(harness: QueueHarness)
 
 @pytest.mark.parametrize("end", ["kill", "crash"])
 def test_new_message_under_a_completed_packet_id_is_not_a_duplicate(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     sender = harness.connect_persistent("sender")
     sender.publish("news", b"first", 2, packet_id=5)
@@ -208,7 +209,7 @@ def test_new_message_under_a_completed_packet_id_is_not_a_duplicate(
 
 
 def test_value_for_an_exclusive_queue_is_in_the_frame_of_its_packet_id(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     """A commit may come between a PUBLISH and the end of its turn, when values are written."""
     sender = harness.connect_persistent("sender")
@@ -216,7 +217,7 @@ def test_value_for_an_exclusive_queue_is_in_the_frame_of_its_packet_id(
     packet.packet_id = 5
     sender.connection.data_received(encode(packet, V5))
     harness.commit_loop.end_turn()
-    harness._open_on(harness.store.crash(harness.store.count_unsynced()))
+    harness.kill_after_writes()
     sender = reconnect(harness, "sender")
     sender.publish("$ECQ/w/owner/key", b"value", 2, packet_id=5, dup=True)
     sender.first_ack(PUBREC, 5, 0)
@@ -225,7 +226,7 @@ def test_value_for_an_exclusive_queue_is_in_the_frame_of_its_packet_id(
     assert payloads(owner.messages()) == [b"value"]
 
 
-def test_reply_is_forwarded_when_its_packet_id_is_stored(harness: QueueHarness) -> None:
+def test_reply_is_forwarded_when_its_packet_id_is_stored(harness: BrokerHarness) -> None:
     requester = harness.connect_persistent("asker")
     requester.subscribe("$queue/responses/1", qos=2)
     worker = harness.connect_persistent("worker")
@@ -241,7 +242,7 @@ def test_reply_is_forwarded_when_its_packet_id_is_stored(harness: QueueHarness) 
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_message_is_sent_when_its_packet_id_is_stored(harness: QueueHarness, version: int) -> None:
+def test_message_is_sent_when_its_packet_id_is_stored(harness: BrokerHarness, version: int) -> None:
     """This also holds if the sender's session ends with its connection: the receiver's does not."""
     reader = harness.connect_persistent("reader", version)
     reader.subscribe("news", qos=2)
@@ -257,7 +258,7 @@ def test_message_is_sent_when_its_packet_id_is_stored(harness: QueueHarness, ver
     assert (again.payload, again.packet_id, again.dup) == (b"next", message.packet_id, True)
 
 
-def test_packet_ids_of_messages_waiting_for_the_window_are_stored(harness: QueueHarness) -> None:
+def test_packet_ids_of_messages_waiting_for_the_window_are_stored(harness: BrokerHarness) -> None:
     reader = harness.connect_persistent("reader", receive_maximum=1)
     reader.subscribe("news", qos=2)
     sender = harness.connect_persistent("sender")
@@ -278,7 +279,7 @@ def test_packet_ids_of_messages_waiting_for_the_window_are_stored(harness: Queue
     assert (third.payload, third.dup) == (b"3", False)
 
 
-def test_messages_stay_in_order_whatever_the_store_does(harness: QueueHarness) -> None:
+def test_messages_stay_in_order_whatever_the_store_does(harness: BrokerHarness) -> None:
     reader = harness.connect_persistent("reader", receive_maximum=3)
     reader.subscribe("news", qos=2)
     sender = harness.connect_persistent("sender")
@@ -309,7 +310,7 @@ def test_messages_stay_in_order_whatever_the_store_does(harness: QueueHarness) -
 
 
 @pytest.mark.parametrize("end", ["kill", "crash"])
-def test_pubrel_is_sent_when_the_pubrec_is_stored(harness: QueueHarness, end: str) -> None:
+def test_pubrel_is_sent_when_the_pubrec_is_stored(harness: BrokerHarness, end: str) -> None:
     reader = harness.connect_persistent("reader")
     reader.subscribe("news", qos=2)
     harness.connect("sender").publish_fully("news", b"once", 2)
@@ -326,7 +327,7 @@ def test_pubrel_is_sent_when_the_pubrec_is_stored(harness: QueueHarness, end: st
 
 @pytest.mark.parametrize("end", ["kill", "crash"])
 def test_after_a_crash_the_pubrel_is_sent_and_not_the_message(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     reader = harness.connect_persistent("reader")
     reader.subscribe("news", qos=2)
@@ -340,7 +341,7 @@ def test_after_a_crash_the_pubrel_is_sent_and_not_the_message(
     assert (packet.kind, packet.packet_id) == (PUBREL, message.packet_id)
 
 
-def test_reconnecting_receiver_is_sent_nothing_before_it_is_stored(harness: QueueHarness) -> None:
+def test_reconnecting_receiver_is_sent_nothing_before_it_is_stored(harness: BrokerHarness) -> None:
     reader = harness.connect_persistent("reader")
     reader.subscribe("news", qos=2)
     sender = harness.connect("sender")
@@ -359,7 +360,7 @@ def test_reconnecting_receiver_is_sent_nothing_before_it_is_stored(harness: Queu
     assert second.payload == b"2"
 
 
-def test_oversized_message_frees_its_packet_id(harness: QueueHarness) -> None:
+def test_oversized_message_frees_its_packet_id(harness: BrokerHarness) -> None:
     reader = harness.connect_persistent("reader", maximum_packet_size=100, receive_maximum=1)
     reader.subscribe("news", qos=2)
     sender = harness.connect("sender")
@@ -374,7 +375,7 @@ def test_oversized_message_frees_its_packet_id(harness: QueueHarness) -> None:
 
 
 def test_message_with_unsent_pubrec_is_not_stored_again_after_a_power_cut(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     """No session has a stored copy: only the receipt is stored, and it is synced."""
     reader = harness.connect("reader")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sluice.broker.sessions.retained_messages import LEVEL_BYTES
 from sluice.wire.properties import PUBACK
-from tests.broker.kit import Client, will
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client, will
 
 
-def retained(harness: QueueHarness, topic_filter: str = "#") -> dict[str, bytes]:
+def retained(harness: BrokerHarness, topic_filter: str = "#") -> dict[str, bytes]:
     client = harness.connect("looker")
     client.subscribe(topic_filter)
     found = client.messages()
@@ -21,7 +21,7 @@ def retain(client: Client, topic: str, payload: bytes, qos: int = 1) -> None:
     client.publish_fully(topic, payload, qos, retain=True)
 
 
-def test_retained_messages_survive(harness: QueueHarness, end: str) -> None:
+def test_retained_messages_survive(harness: BrokerHarness, end: str) -> None:
     client = harness.connect("maker")
     for qos in (0, 1, 2):
         retain(client, f"a/{qos}", b"%d" % qos, qos)
@@ -29,7 +29,9 @@ def test_retained_messages_survive(harness: QueueHarness, end: str) -> None:
     assert retained(harness) == {"a/0": b"0", "a/1": b"1", "a/2": b"2"}
 
 
-def test_retained_message_survives_with_all_its_properties(harness: QueueHarness, end: str) -> None:
+def test_retained_message_survives_with_all_its_properties(
+    harness: BrokerHarness, end: str
+) -> None:
     harness.connect("maker").publish(
         "a", b"x", 1, True, user=[("k", "v")], content_type="text/plain", message_expiry=100
     )
@@ -49,7 +51,7 @@ def test_retained_message_survives_with_all_its_properties(harness: QueueHarness
 
 
 def test_bytes_of_retained_messages_are_counted_across_a_restart(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     client = harness.connect("maker")
     for topic, payload in (
@@ -65,7 +67,7 @@ def test_bytes_of_retained_messages_are_counted_across_a_restart(
     assert before == harness.broker.router.retained.total_bytes == 122 + 2 * LEVEL_BYTES
 
 
-def test_lower_limit_deletes_no_retained_message(harness: QueueHarness, end: str) -> None:
+def test_lower_limit_deletes_no_retained_message(harness: BrokerHarness, end: str) -> None:
     retain(harness.connect("maker"), "a", bytes(500))
     retain(harness.connect("maker"), "b", bytes(500))
     harness.limits.max_retained_bytes = 600
@@ -77,7 +79,7 @@ def test_lower_limit_deletes_no_retained_message(harness: QueueHarness, end: str
     assert retained(harness)["a"] == bytes(400)
 
 
-def test_last_message_of_a_topic_wins(harness: QueueHarness, end: str) -> None:
+def test_last_message_of_a_topic_wins(harness: BrokerHarness, end: str) -> None:
     client = harness.connect("maker")
     for nth in range(5):
         retain(client, "a", b"%d" % nth)
@@ -88,7 +90,7 @@ def test_last_message_of_a_topic_wins(harness: QueueHarness, end: str) -> None:
     assert retained(harness) == {"a": b"5"}
 
 
-def test_cleared_message_does_not_return_in_an_older_form(harness: QueueHarness, end: str) -> None:
+def test_cleared_message_does_not_return_in_an_older_form(harness: BrokerHarness, end: str) -> None:
     client = harness.connect("maker")
     for payload in (b"1", b"2", b"3", b""):
         retain(client, "a", payload)
@@ -102,7 +104,7 @@ def test_cleared_message_does_not_return_in_an_older_form(harness: QueueHarness,
     assert retained(harness) == {}
 
 
-def test_message_expired_meanwhile_does_not_return(harness: QueueHarness, end: str) -> None:
+def test_message_expired_meanwhile_does_not_return(harness: BrokerHarness, end: str) -> None:
     harness.connect("maker").publish("a", b"x", 1, True, message_expiry=10)
     harness.advance(5)
     getattr(harness, end)()
@@ -113,7 +115,7 @@ def test_message_expired_meanwhile_does_not_return(harness: QueueHarness, end: s
     assert retained(harness) == {}
 
 
-def test_retained_publish_is_acknowledged_after_commit(harness: QueueHarness) -> None:
+def test_retained_publish_is_acknowledged_after_commit(harness: BrokerHarness) -> None:
     client = harness.connect("maker")
     harness.store.hold()
     packet_id = client.publish("a", b"x", 1, True)
@@ -123,20 +125,20 @@ def test_retained_publish_is_acknowledged_after_commit(harness: QueueHarness) ->
     client.first_ack(PUBACK, packet_id)
 
 
-def test_retained_will_survives(harness: QueueHarness, end: str) -> None:
+def test_retained_will_survives(harness: BrokerHarness, end: str) -> None:
     harness.connect("dying", will=will("a", b"gone", retain=True)).drop()
     getattr(harness, end)()
     assert retained(harness) == {"a": b"gone"}
 
 
-def test_sys_topics_are_not_stored(harness: QueueHarness) -> None:
+def test_sys_topics_are_not_stored(harness: BrokerHarness) -> None:
     harness.broker.router.publish(will("$SYS/broker/x", b"1", retain=True), None)
     harness.restart()
     assert retained(harness, "$SYS/#") == {}
 
 
 def test_space_is_freed_when_a_topic_changes_often() -> None:
-    harness = QueueHarness(segment_bytes=64 * 1024)
+    harness = BrokerHarness(segment_bytes=64 * 1024)
     client = harness.connect("maker")
     retain(client, "still", b"here")
     for nth in range(2000):

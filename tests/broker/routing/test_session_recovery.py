@@ -9,17 +9,18 @@ import pytest
 
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHarness, join, payloads, put
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, payloads, put
+from tests.broker.peers import Client
 
 
-def reconnect(harness: QueueHarness, client_id: str = "sleeper", version: int = 5) -> Client:
+def reconnect(harness: BrokerHarness, client_id: str = "sleeper", version: int = 5) -> Client:
     client = harness.connect_persistent(client_id, version)
     assert client.connack.session_present
     return client
 
 
-def offline_session(harness: QueueHarness, qos: int = 2, version: int = 5) -> None:
+def offline_session(harness: BrokerHarness, qos: int = 2, version: int = 5) -> None:
     """Create a session with a subscription whose client is disconnected."""
     client = harness.connect_persistent("sleeper", version)
     client.subscribe("news/#", qos=qos)
@@ -31,7 +32,7 @@ def offline_session(harness: QueueHarness, qos: int = 2, version: int = 5) -> No
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_persistent_session_exists_after_a_restart(
-    harness: QueueHarness, end: str, version: int
+    harness: BrokerHarness, end: str, version: int
 ) -> None:
     harness.connect_persistent("sleeper", version).drop()
     harness.connect("passing")
@@ -40,7 +41,7 @@ def test_persistent_session_exists_after_a_restart(
     reconnect(harness, version=version)
 
 
-def test_subscriptions_survive_with_their_options(harness: QueueHarness, end: str) -> None:
+def test_subscriptions_survive_with_their_options(harness: BrokerHarness, end: str) -> None:
     client = harness.connect_persistent("sleeper")
     client.subscribe("a", qos=2, no_local=True, identifier=7)
     client.subscribe("b", qos=0, as_published=True, identifier=8)
@@ -61,7 +62,9 @@ def test_subscriptions_survive_with_their_options(harness: QueueHarness, end: st
     assert got == {b"a": (2, False, [7]), b"b": (0, True, [8]), b"d": (1, False, [9])}
 
 
-def test_suback_and_unsuback_of_a_persistent_session_wait_for_commit(harness: QueueHarness) -> None:
+def test_suback_and_unsuback_of_a_persistent_session_wait_for_commit(
+    harness: BrokerHarness,
+) -> None:
     client = harness.connect_persistent("sleeper")
     harness.store.hold()
     client.send(Subscribe(9, [SubscriptionRequest(b"a", 1), SubscriptionRequest(b"$queue/q", 1)]))
@@ -74,7 +77,7 @@ def test_suback_and_unsuback_of_a_persistent_session_wait_for_commit(harness: Qu
     assert passing.subscribe("a") == [0]  # nothing of it is stored
 
 
-def test_suback_is_not_sent_to_the_wrong_connection(harness: QueueHarness) -> None:
+def test_suback_is_not_sent_to_the_wrong_connection(harness: BrokerHarness) -> None:
     client = harness.connect_persistent("sleeper")
     harness.store.hold()
     client.send(Subscribe(9, [SubscriptionRequest(b"a", 1)]))
@@ -86,7 +89,7 @@ def test_suback_is_not_sent_to_the_wrong_connection(harness: QueueHarness) -> No
     assert client.subscribe("a", qos=1) == [1]
 
 
-def test_ended_session_does_not_return(harness: QueueHarness, end: str) -> None:
+def test_ended_session_does_not_return(harness: BrokerHarness, end: str) -> None:
     client = harness.connect_persistent("cleaned")
     client.subscribe("a")
     client.drop()
@@ -99,7 +102,7 @@ def test_ended_session_does_not_return(harness: QueueHarness, end: str) -> None:
     assert harness.sessions() == set()
 
 
-def test_session_expiry_counts_from_the_restart(harness: QueueHarness, end: str) -> None:
+def test_session_expiry_counts_from_the_restart(harness: BrokerHarness, end: str) -> None:
     harness.connect_persistent("short", session_expiry=100).drop()
     harness.connect_persistent("long", session_expiry=0xFFFF_FFFF).drop()
     harness.advance(50)
@@ -112,7 +115,7 @@ def test_session_expiry_counts_from_the_restart(harness: QueueHarness, end: str)
     assert harness.sessions() == {"long"}
 
 
-def test_expiry_changed_on_disconnect_survives(harness: QueueHarness, end: str) -> None:
+def test_expiry_changed_on_disconnect_survives(harness: BrokerHarness, end: str) -> None:
     harness.connect_persistent("sleeper", session_expiry=1000).disconnect(session_expiry=10)
     getattr(harness, end)()
     harness.advance(11)
@@ -125,7 +128,7 @@ def test_expiry_changed_on_disconnect_survives(harness: QueueHarness, end: str) 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_pending_messages_survive_in_order(
-    harness: QueueHarness, end: str, qos: int, version: int
+    harness: BrokerHarness, end: str, qos: int, version: int
 ) -> None:
     offline_session(harness, qos, version)
     maker = harness.connect("maker")
@@ -139,7 +142,7 @@ def test_pending_messages_survive_in_order(
     assert {int(message.qos) for message in messages} == {qos}
 
 
-def test_pending_message_survives_with_all_its_properties(harness: QueueHarness, end: str) -> None:
+def test_pending_message_survives_with_all_its_properties(harness: BrokerHarness, end: str) -> None:
     client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=1, identifier=5, as_published=True)
     client.drop()
@@ -155,7 +158,7 @@ def test_pending_message_survives_with_all_its_properties(harness: QueueHarness,
     assert message.subscription_ids == [5]
 
 
-def test_publish_of_a_pending_message_is_acknowledged_after_commit(harness: QueueHarness) -> None:
+def test_publish_of_a_pending_message_is_acknowledged_after_commit(harness: BrokerHarness) -> None:
     offline_session(harness)
     maker = harness.connect("maker")
     harness.store.hold()
@@ -168,7 +171,7 @@ def test_publish_of_a_pending_message_is_acknowledged_after_commit(harness: Queu
     maker.first_ack(PUBREC, second, 0)
 
 
-def test_acknowledged_messages_do_not_return(harness: QueueHarness) -> None:
+def test_acknowledged_messages_do_not_return(harness: BrokerHarness) -> None:
     offline_session(harness)
     maker = harness.connect("maker")
     for nth in range(6):
@@ -183,7 +186,7 @@ def test_acknowledged_messages_do_not_return(harness: QueueHarness) -> None:
         assert sorted(payloads(messages)) == [b"4", b"5"]  # the order holds within each QoS
 
 
-def test_messages_in_flight_are_resent_after_a_restart(harness: QueueHarness, end: str) -> None:
+def test_messages_in_flight_are_resent_after_a_restart(harness: BrokerHarness, end: str) -> None:
     client = harness.connect_persistent("sleeper", receive_maximum=2)
     client.subscribe("news/#", qos=1)
     maker = harness.connect("maker")
@@ -194,7 +197,7 @@ def test_messages_in_flight_are_resent_after_a_restart(harness: QueueHarness, en
     assert payloads(reconnect(harness).messages()) == [b"%d" % nth for nth in range(5)]
 
 
-def test_messages_expired_meanwhile_are_not_delivered(harness: QueueHarness, end: str) -> None:
+def test_messages_expired_meanwhile_are_not_delivered(harness: BrokerHarness, end: str) -> None:
     offline_session(harness)
     maker = harness.connect("maker")
     maker.publish("news/1", b"short", 1, message_expiry=10)
@@ -204,7 +207,7 @@ def test_messages_expired_meanwhile_are_not_delivered(harness: QueueHarness, end
     assert payloads(reconnect(harness).messages()) == [b"long"]
 
 
-def test_retained_messages_in_flight_survive(harness: QueueHarness, end: str) -> None:
+def test_retained_messages_in_flight_survive(harness: BrokerHarness, end: str) -> None:
     harness.connect("maker").publish_fully("news/1", b"old", 1, retain=True)
     client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=1)
@@ -215,7 +218,7 @@ def test_retained_messages_in_flight_survive(harness: QueueHarness, end: str) ->
 
 
 def test_messages_pending_for_a_shared_subscription_survive(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     client = harness.connect_persistent("sleeper")
     client.subscribe("$share/g/news", qos=1)
@@ -225,7 +228,7 @@ def test_messages_pending_for_a_shared_subscription_survive(
     assert payloads(reconnect(harness).messages()) == [b"x"]
 
 
-def test_new_session_never_gets_messages_of_an_old_one(harness: QueueHarness) -> None:
+def test_new_session_never_gets_messages_of_an_old_one(harness: BrokerHarness) -> None:
     offline_session(harness)
     harness.connect("maker").publish_fully("news/1", b"for the old one", 2)
     old = harness.connect_persistent("old")
@@ -243,7 +246,7 @@ def test_new_session_never_gets_messages_of_an_old_one(harness: QueueHarness) ->
         client.drop()
 
 
-def test_session_numbers_are_not_reused(harness: QueueHarness) -> None:
+def test_session_numbers_are_not_reused(harness: BrokerHarness) -> None:
     for _ in range(3):
         harness.kill()
         for nth in range(3):
@@ -256,7 +259,7 @@ def test_session_numbers_are_not_reused(harness: QueueHarness) -> None:
 
 
 def test_incoming_qos_2_message_is_forwarded_once_across_a_restart(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     maker = harness.connect_persistent("maker")
     offline_session(harness)
@@ -275,7 +278,7 @@ def test_incoming_qos_2_message_is_forwarded_once_across_a_restart(
     assert harness.depth("jobs") == 1
 
 
-def test_released_incoming_packet_id_is_free_after_a_restart(harness: QueueHarness) -> None:
+def test_released_incoming_packet_id_is_free_after_a_restart(harness: BrokerHarness) -> None:
     maker = harness.connect_persistent("maker")
     offline_session(harness)
     for nth in range(2):
@@ -287,7 +290,7 @@ def test_released_incoming_packet_id_is_free_after_a_restart(harness: QueueHarne
 
 
 def test_incoming_packet_id_whose_release_was_lost_is_free_for_another_message(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     maker = harness.connect_persistent("maker")
     offline_session(harness)
@@ -300,7 +303,7 @@ def test_incoming_packet_id_whose_release_was_lost_is_free_for_another_message(
 
 
 def test_outgoing_qos_2_message_is_resent_under_its_packet_id(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=2)
@@ -327,7 +330,7 @@ def test_outgoing_qos_2_message_is_resent_under_its_packet_id(
 
 
 def test_outgoing_packet_id_is_not_reused_while_the_client_may_remember_it(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=2)
@@ -347,7 +350,7 @@ def test_outgoing_packet_id_is_not_reused_while_the_client_may_remember_it(
 
 
 def test_message_for_many_sessions_is_stored_once() -> None:
-    harness = QueueHarness(segment_bytes=1 << 24)
+    harness = BrokerHarness(segment_bytes=1 << 24)
     for nth in range(200):
         client = harness.connect_persistent(f"sleeper-{nth}")
         client.subscribe("news", qos=1)
@@ -364,7 +367,7 @@ def test_message_for_many_sessions_is_stored_once() -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_space_is_freed_when_all_is_acknowledged(qos: int) -> None:
-    harness = QueueHarness(segment_bytes=64 * 1024)
+    harness = BrokerHarness(segment_bytes=64 * 1024)
     for name in ("a", "b"):
         client = harness.connect_persistent(name)
         client.subscribe("news", qos=qos)
@@ -387,7 +390,7 @@ def test_space_is_freed_when_all_is_acknowledged(qos: int) -> None:
 
 
 def test_few_old_messages_do_not_occupy_much_space() -> None:
-    harness = QueueHarness(segment_bytes=64 * 1024)
+    harness = BrokerHarness(segment_bytes=64 * 1024)
     offline_session(harness)
     maker = harness.connect("maker")
     quick = harness.connect_persistent("quick")
@@ -406,14 +409,14 @@ def test_few_old_messages_do_not_occupy_much_space() -> None:
 # ---- queues disabled and enabled
 
 
-def test_queue_subscriptions_wait_while_queues_are_disabled(harness: QueueHarness) -> None:
+def test_queue_subscriptions_wait_while_queues_are_disabled(harness: BrokerHarness) -> None:
     client = harness.connect_persistent("worker-1")
     join(client, "$queue/jobs")
-    harness._queues = False
+    harness.queues_enabled = False
     harness.restart()
     client = reconnect(harness, "worker-1")
     client.subscribe("a")
-    harness._queues = True
+    harness.queues_enabled = True
     harness.restart()
     client = reconnect(harness, "worker-1")
     put(client, "$queue/jobs", b"x")
@@ -421,7 +424,7 @@ def test_queue_subscriptions_wait_while_queues_are_disabled(harness: QueueHarnes
 
 
 def test_3_1_1_client_keeps_its_protocol_version_across_a_restart(
-    harness: QueueHarness, end: str
+    harness: BrokerHarness, end: str
 ) -> None:
     offline_session(harness, 1, V311)
     harness.connect("maker").publish("news/1", b"x", 1, user=[("k", "v")])

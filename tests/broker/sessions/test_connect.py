@@ -28,7 +28,8 @@ from sluice.wire.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.broker.kit import BrokerHarness, Peer, props, will
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Peer, props, will
 
 
 def take_refusal(peer: Peer) -> Connack:
@@ -284,14 +285,14 @@ class FakeAuthenticator(AccessControl):
 
 
 def test_a_wrong_password_is_refused(version: int) -> None:
-    harness = BrokerHarness(FakeAuthenticator())
+    harness = BrokerHarness(access=FakeAuthenticator())
     refused = harness.connect("a", version, username="u", password=b"guess")
     assert refused.connack.reason == (0x86 if version == V5 else 4)
     assert refused.closed
 
 
 def test_forbidden_action_is_refused_with_0x87() -> None:
-    harness = BrokerHarness(FakeAuthenticator())
+    harness = BrokerHarness(access=FakeAuthenticator())
     client = harness.connect("a", username="u", password=b"secret")
     assert client.subscribe("public/#", "private/#") == [0, 0x87]
     for qos, kind in ((1, 4), (2, 5)):
@@ -308,7 +309,7 @@ def test_forbidden_action_is_refused_with_0x87() -> None:
 
 
 def test_refused_3_1_1_publish_ends_the_connection_unacknowledged() -> None:
-    harness = BrokerHarness(FakeAuthenticator())
+    harness = BrokerHarness(access=FakeAuthenticator())
     client = harness.connect("a", V311, username="u", password=b"secret")
     client.publish("private/x", b"", 1)
     assert client.closed

@@ -8,7 +8,8 @@ import pytest
 
 from sluice.wire.packets import V311, Publish
 from sluice.wire.properties import PUBACK
-from tests.broker.kit import BrokerHarness, props
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import props
 
 ALL: dict[str, Any] = {
     "payload_format": 1,

@@ -16,8 +16,8 @@ from sluice.wire.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.broker.kit import BrokerHarness, Client, props, will
-from tests.broker.namespaces.kit import QueueHarness
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client, props, will
 
 
 def retain(harness: BrokerHarness, count: int, qos: int = 0, payload: bytes = b"old") -> Client:
@@ -141,7 +141,7 @@ def test_value_changed_during_the_lookup_is_sent_live_and_never_followed_by_an_o
 @pytest.mark.parametrize("topic_filter", ["a/+", "a/999"])
 def test_value_not_yet_committed_is_not_followed_by_the_older_one(topic_filter: str) -> None:
     """A QoS 2 publish is queued at once, and replaces the retained value after its commit."""
-    harness = QueueHarness()
+    harness = BrokerHarness()
     writer = harness.connect_persistent("w")
     for nth in range(1000):
         writer.publish_fully(f"a/{nth}", b"old", 2, retain=True)
@@ -243,7 +243,7 @@ def test_acknowledgements_release_the_remaining_retained_messages() -> None:
 
 
 def test_persistent_session_gets_the_rest_when_it_returns() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     retain(harness, 500, qos=1)
     reader = harness.connect_persistent("r")
     harness.loop.settle()
@@ -270,7 +270,7 @@ def test_persistent_session_gets_the_rest_when_it_returns() -> None:
 def test_half_of_an_offline_sessions_queue_is_reserved_for_live_messages(
     limits: dict[str, Any],
 ) -> None:
-    harness = QueueHarness(**limits)
+    harness = BrokerHarness(**limits)
     writer = retain(harness, 400, qos=1, payload=bytes(1000))
     reader = harness.connect_persistent("r", receive_maximum=10)
     reader.subscribe("a/+", qos=1)
@@ -306,7 +306,7 @@ def test_bytes_of_a_clients_filters_and_levels_are_limited() -> None:
 
 
 def test_characters_of_queue_subscription_options_are_limited() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     client = harness.connect("c")
     long = props(user=[("note", "x" * 9000)])
     client.send(
@@ -323,7 +323,7 @@ def short_of_memory(harness: BrokerHarness) -> None:
 
 
 def test_above_memory_limit_new_plain_subscriptions_are_refused_but_not_consumers() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     client = harness.connect("c")
     assert client.subscribe("a") == [0]
     short_of_memory(harness)
@@ -337,7 +337,7 @@ def test_above_memory_limit_new_plain_subscriptions_are_refused_but_not_consumer
 
 
 def test_above_memory_limit_new_persistent_sessions_are_refused_and_known_ones_resume() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     harness.connect_persistent("known").disconnect()
     harness.loop.settle()
     short_of_memory(harness)

@@ -8,7 +8,8 @@ import pytest
 
 from sluice.wire.packets import Ack
 from sluice.wire.properties import PUBREC
-from tests.broker.kit import BrokerHarness, Client
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client
 
 
 def members(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.wire.packets import Publish
-from tests.broker.kit import BrokerHarness, Client
+from tests.broker.kit import BrokerHarness
+from tests.broker.peers import Client
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ from sluice.store.embedded.frame_format import encode_frame_header
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES
 from sluice.store.snapshot_policy import SnapshotPolicy
-from tests.broker.namespaces.kit import QueueHarness, join, put, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, put, settle, take
 from tests.store.embedded.simulated_disk import Disk
 
 SALT = 0
@@ -91,7 +92,7 @@ def new_engine() -> Engine:
     return engine
 
 
-def exercise(harness: QueueHarness) -> None:
+def exercise(harness: BrokerHarness) -> None:
     """Use all features: queues of each kind, groups, failures, sessions, last values."""
     clerk = harness.connect_persistent("clerk")
     for config in (
@@ -146,7 +147,7 @@ def exercise(harness: QueueHarness) -> None:
 
 @cache
 def history() -> History:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     frames: list[bytes] = []
 
     class FrameRecorder(CommitListener):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sluice.wire.packets import V311, Ack, Publish, Subscribe, SubscriptionRequest
-from tests.broker.kit import Client, props, will
-from tests.broker.namespaces.kit import QueueHarness, delivery_properties, join, payloads, put, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, take
+from tests.broker.peers import Client, props, will
 
 
-def write(harness: QueueHarness, key: str, value: bytes, client: str = "car-1") -> None:
+def write(harness: BrokerHarness, key: str, value: bytes, client: str = "car-1") -> None:
     writer = harness.connect("writer")
     assert put(writer, f"$ECQ/w/{client}/{key}", value) == (0, "")
     writer.disconnect()
@@ -25,7 +26,7 @@ def topics(messages: list[Publish]) -> list[str]:
     return [message.topic.decode() for message in messages]
 
 
-def test_owner_gets_values_on_their_keys_with_their_sequences(harness: QueueHarness) -> None:
+def test_owner_gets_values_on_their_keys_with_their_sequences(harness: BrokerHarness) -> None:
     write(harness, "speed", b"1")
     write(harness, "lamps/left/front", b"open")
     write(harness, "speed", b"2")
@@ -39,7 +40,7 @@ def test_owner_gets_values_on_their_keys_with_their_sequences(harness: QueueHarn
     assert payloads(take(owner)) == [b"3"]
 
 
-def test_properties_of_the_writer_arrive_with_the_value(harness: QueueHarness) -> None:
+def test_properties_of_the_writer_arrive_with_the_value(harness: BrokerHarness) -> None:
     owner, writer = harness.connect("car-1"), harness.connect("writer")
     subscribe_own(owner, identifier=7)
     put(writer, "$ECQ/w/car-1/a", b"x", content_type="text/plain", user=[("colour", "red")])
@@ -51,7 +52,7 @@ def test_properties_of_the_writer_arrive_with_the_value(harness: QueueHarness) -
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_value_may_be_written_at_any_qos_and_arrives_at_qos_1(
-    harness: QueueHarness, qos: int
+    harness: BrokerHarness, qos: int
 ) -> None:
     owner, writer = harness.connect("car-1"), harness.connect("writer")
     subscribe_own(owner)
@@ -63,7 +64,7 @@ def test_value_may_be_written_at_any_qos_and_arrives_at_qos_1(
     assert (message.payload, message.qos) == (b"x", 1)
 
 
-def test_write_is_acknowledged_after_commit(harness: QueueHarness) -> None:
+def test_write_is_acknowledged_after_commit(harness: BrokerHarness) -> None:
     owner, writer = harness.connect("car-1"), harness.connect("writer")
     subscribe_own(owner)
     harness.store.hold()
@@ -79,7 +80,7 @@ def publish_reason(client: Client, topic: str, payload: bytes, qos: int = 1) -> 
     return Publish(topic.encode(), payload, qos, packet_id=client.next_id() if qos else 0)
 
 
-def test_many_values_in_one_read_are_stored_in_order(harness: QueueHarness) -> None:
+def test_many_values_in_one_read_are_stored_in_order(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     publishes = [
         publish_reason(writer, f"$ECQ/w/car-{nth % 7}/k{nth % 11}", b"%d" % nth)
@@ -96,7 +97,7 @@ def test_many_values_in_one_read_are_stored_in_order(harness: QueueHarness) -> N
 
 
 def test_acknowledgements_come_in_publish_order_whatever_their_destination(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     writer = harness.connect("writer")
     harness.connect_persistent("phone", session_expiry=3600).subscribe("news", qos=1)
@@ -116,7 +117,7 @@ def test_acknowledgements_come_in_publish_order_whatever_their_destination(
     ]
 
 
-def test_refused_value_does_not_block_those_around_it(harness: QueueHarness) -> None:
+def test_refused_value_does_not_block_those_around_it(harness: BrokerHarness) -> None:
     harness.engine.exclusive.rules.max_message_size = 10
     harness.limits.receive_maximum = 3
     writer = harness.connect("writer")
@@ -136,7 +137,7 @@ def test_refused_value_does_not_block_those_around_it(harness: QueueHarness) -> 
 
 
 def test_values_written_by_a_3_1_1_client_before_a_refused_one_are_stored(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.engine.exclusive.rules.max_message_size = 10
     writer = harness.connect("writer", version=V311)
@@ -150,7 +151,7 @@ def test_values_written_by_a_3_1_1_client_before_a_refused_one_are_stored(
     assert payloads(take(owner)) == [b"1"]
 
 
-def test_writes_before_a_subscribe_in_one_read_are_applied_first(harness: QueueHarness) -> None:
+def test_writes_before_a_subscribe_in_one_read_are_applied_first(harness: BrokerHarness) -> None:
     owner = harness.connect("car-1")
     options = props(user=[("start", "latest")])
     subscribe = Subscribe(owner.next_id(), [SubscriptionRequest(b"$ECQ/car-1/#", 1)], options)
@@ -174,7 +175,7 @@ def test_writes_before_a_subscribe_in_one_read_are_applied_first(harness: QueueH
     ],
 )
 def test_topic_without_client_and_key_cannot_be_written(
-    harness: QueueHarness, topic: str, reason: int
+    harness: BrokerHarness, topic: str, reason: int
 ) -> None:
     writer = harness.connect("writer")
     assert put(writer, topic, b"x") == (
@@ -185,14 +186,14 @@ def test_topic_without_client_and_key_cannot_be_written(
     writer.ping()
 
 
-def test_wildcard_in_a_write_topic_ends_the_connection(harness: QueueHarness) -> None:
+def test_wildcard_in_a_write_topic_ends_the_connection(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     writer.publish("$ECQ/w/car-1/+", b"x", 1)
     assert writer.fault()[0] == 0x90
     assert harness.engine.exclusive.owners == {}
 
 
-def test_oversized_value_or_one_key_too_many_is_refused(harness: QueueHarness) -> None:
+def test_oversized_value_or_one_key_too_many_is_refused(harness: BrokerHarness) -> None:
     rules = harness.engine.exclusive.rules
     rules.max_message_size = 10
     rules.max_keys = 1
@@ -208,7 +209,7 @@ def test_oversized_value_or_one_key_too_many_is_refused(harness: QueueHarness) -
     assert harness.engine.exclusive.owners["car-1"].live_values == 1
 
 
-def test_3_1_1_client_is_disconnected_when_its_value_is_refused(harness: QueueHarness) -> None:
+def test_3_1_1_client_is_disconnected_when_its_value_is_refused(harness: BrokerHarness) -> None:
     writer = harness.connect("writer", version=V311)
     writer.publish("$ECQ/w/car-1", b"x", 1)
     assert writer.closed
@@ -229,7 +230,7 @@ def test_3_1_1_client_is_disconnected_when_its_value_is_refused(harness: QueueHa
     ],
 )
 def test_only_the_owner_reads_its_queue_and_only_at_qos_1(
-    harness: QueueHarness, topic_filter: str, qos: int, reason: int
+    harness: BrokerHarness, topic_filter: str, qos: int, reason: int
 ) -> None:
     client = harness.connect("car-1")
     refused, why = join(client, topic_filter, qos=qos)
@@ -240,19 +241,19 @@ def test_only_the_owner_reads_its_queue_and_only_at_qos_1(
 
 @pytest.mark.parametrize("client_id", ["car/1", "+", "#"])
 def test_client_whose_id_is_no_topic_level_has_no_queue(
-    harness: QueueHarness, client_id: str
+    harness: BrokerHarness, client_id: str
 ) -> None:
     assert subscribe_own(harness.connect(client_id), client_id)[0] >= 0x80
 
 
-def test_wildcard_subscription_gets_nothing_of_exclusive_queues(harness: QueueHarness) -> None:
+def test_wildcard_subscription_gets_nothing_of_exclusive_queues(harness: BrokerHarness) -> None:
     listener = harness.connect("listener")
     listener.subscribe("#", "+/w/#")
     write(harness, "speed", b"1")
     assert listener.messages() == []
 
 
-def test_unacknowledged_values_count_against_receive_maximum(harness: QueueHarness) -> None:
+def test_unacknowledged_values_count_against_receive_maximum(harness: BrokerHarness) -> None:
     for number in range(5):
         write(harness, f"key-{number}", b"%d" % number)
     owner = harness.connect("car-1", receive_maximum=2)
@@ -264,7 +265,7 @@ def test_unacknowledged_values_count_against_receive_maximum(harness: QueueHarne
 
 
 @pytest.mark.parametrize("end", ["disconnect", "restart", "kill"])
-def test_acknowledged_values_are_not_redelivered(harness: QueueHarness, end: str) -> None:
+def test_acknowledged_values_are_not_redelivered(harness: BrokerHarness, end: str) -> None:
     for number in range(4):
         write(harness, f"key-{number}", b"%d" % number)
     owner = harness.connect("car-1", receive_maximum=2)
@@ -285,7 +286,7 @@ def test_acknowledged_values_are_not_redelivered(harness: QueueHarness, end: str
     assert again.messages() == []
 
 
-def test_persistent_session_continues_without_subscribing_again(harness: QueueHarness) -> None:
+def test_persistent_session_continues_without_subscribing_again(harness: BrokerHarness) -> None:
     owner = harness.connect_persistent("car-1")
     subscribe_own(owner)
     write(harness, "a", b"1")
@@ -301,7 +302,7 @@ def test_persistent_session_continues_without_subscribing_again(harness: QueueHa
     assert payloads(take(owner)) == [b"4"]
 
 
-def test_unacknowledged_value_is_resent_unless_it_was_replaced(harness: QueueHarness) -> None:
+def test_unacknowledged_value_is_resent_unless_it_was_replaced(harness: BrokerHarness) -> None:
     owner = harness.connect_persistent("car-1")
     subscribe_own(owner)
     write(harness, "a", b"1")
@@ -316,7 +317,7 @@ def test_unacknowledged_value_is_resent_unless_it_was_replaced(harness: QueueHar
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_puback_after_an_unsubscribe_counts(harness: QueueHarness, again: bool) -> None:
+def test_puback_after_an_unsubscribe_counts(harness: BrokerHarness, again: bool) -> None:
     write(harness, "a", b"1")
     write(harness, "b", b"2")
     owner = harness.connect("car-1")
@@ -334,7 +335,9 @@ def test_puback_after_an_unsubscribe_counts(harness: QueueHarness, again: bool) 
     assert owner.messages() == []
 
 
-def test_puback_from_before_a_rewind_by_resubscribing_does_not_count(harness: QueueHarness) -> None:
+def test_puback_from_before_a_rewind_by_resubscribing_does_not_count(
+    harness: BrokerHarness,
+) -> None:
     write(harness, "a", b"1")
     owner = harness.connect("car-1")
     subscribe_own(owner)
@@ -358,7 +361,7 @@ def test_puback_from_before_a_rewind_by_resubscribing_does_not_count(harness: Qu
     ],
 )
 def test_owner_starts_at_the_requested_position(
-    harness: QueueHarness, start: str, expected: list[bytes]
+    harness: BrokerHarness, start: str, expected: list[bytes]
 ) -> None:
     for number in range(4):
         write(harness, f"key-{number}", b"%d" % number)
@@ -372,7 +375,7 @@ def test_owner_starts_at_the_requested_position(
     assert payloads(take(owner)) == [b"new"]
 
 
-def test_invalid_start_is_refused_and_changes_nothing(harness: QueueHarness) -> None:
+def test_invalid_start_is_refused_and_changes_nothing(harness: BrokerHarness) -> None:
     write(harness, "a", b"1")
     owner = harness.connect("car-1")
     reason, why = subscribe_own(owner, start="yesterday")
@@ -381,7 +384,7 @@ def test_invalid_start_is_refused_and_changes_nothing(harness: QueueHarness) -> 
 
 
 @pytest.mark.parametrize("start", ["yesterday", "@", "@1e30", "@nan", "-1", "9" * 30])
-def test_client_refused_for_its_start_becomes_no_owner(harness: QueueHarness, start: str) -> None:
+def test_client_refused_for_its_start_becomes_no_owner(harness: BrokerHarness, start: str) -> None:
     client = harness.connect("car-1")
     reason, why = subscribe_own(client, start=start)
     assert reason == 0x83 and "start is" in why
@@ -391,7 +394,7 @@ def test_client_refused_for_its_start_becomes_no_owner(harness: QueueHarness, st
     assert payloads(take(client)) == [b"1"]
 
 
-def test_value_too_large_for_its_owner_is_skipped(harness: QueueHarness) -> None:
+def test_value_too_large_for_its_owner_is_skipped(harness: BrokerHarness) -> None:
     owner = harness.connect("car-1", maximum_packet_size=100)
     subscribe_own(owner)
     write(harness, "large", b"x" * 200)
@@ -400,7 +403,7 @@ def test_value_too_large_for_its_owner_is_skipped(harness: QueueHarness) -> None
     assert harness.engine.exclusive.owners["car-1"].count_unacked() == 0
 
 
-def test_value_that_became_too_large_for_its_owner_is_skipped_too(harness: QueueHarness) -> None:
+def test_value_that_became_too_large_for_its_owner_is_skipped_too(harness: BrokerHarness) -> None:
     owner = harness.connect_persistent("car-1")
     subscribe_own(owner)
     write(harness, "large", b"x" * 200)
@@ -412,7 +415,7 @@ def test_value_that_became_too_large_for_its_owner_is_skipped_too(harness: Queue
     assert harness.engine.exclusive.owners["car-1"].count_unacked() == 0
 
 
-def test_value_expires_as_requested_by_its_writer(harness: QueueHarness) -> None:
+def test_value_expires_as_requested_by_its_writer(harness: BrokerHarness) -> None:
     writer = harness.connect("writer")
     put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
     put(writer, "$ECQ/w/car-1/b", b"long", message_expiry=100)
@@ -424,7 +427,7 @@ def test_value_expires_as_requested_by_its_writer(harness: QueueHarness) -> None
 
 
 def test_value_that_expires_while_its_owner_is_offline_is_not_delivered(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     owner = harness.connect_persistent("car-1")
     subscribe_own(owner)
@@ -438,7 +441,7 @@ def test_value_that_expires_while_its_owner_is_offline_is_not_delivered(
     assert harness.engine.exclusive.owners["car-1"].live_values == 1
 
 
-def test_prefetched_values_are_dropped_when_the_client_disconnects(harness: QueueHarness) -> None:
+def test_prefetched_values_are_dropped_when_the_client_disconnects(harness: BrokerHarness) -> None:
     owner = harness.connect_persistent("car-1", receive_maximum=2)
     subscribe_own(owner)
     harness.commit_loop.hold_frame()
@@ -452,7 +455,7 @@ def test_prefetched_values_are_dropped_when_the_client_disconnects(harness: Queu
     assert payloads(take(harness.connect_persistent("car-1"))) == [b"x" * 100] * 2
 
 
-def test_empty_payload_deletes_its_key(harness: QueueHarness) -> None:
+def test_empty_payload_deletes_its_key(harness: BrokerHarness) -> None:
     write(harness, "a", b"1")
     write(harness, "a", b"")
     owner = harness.connect("car-1")
@@ -462,7 +465,7 @@ def test_empty_payload_deletes_its_key(harness: QueueHarness) -> None:
     assert owner.messages() == []
 
 
-def test_3_1_1_client_can_own_a_queue(harness: QueueHarness) -> None:
+def test_3_1_1_client_can_own_a_queue(harness: BrokerHarness) -> None:
     owner = harness.connect("car-1", version=V311)
     assert join(owner, "$ECQ/car-1/#")[0] == 1
     write(harness, "speed", b"1")
@@ -471,7 +474,7 @@ def test_3_1_1_client_can_own_a_queue(harness: QueueHarness) -> None:
     assert harness.engine.exclusive.owners["car-1"].acked == 1
 
 
-def test_will_can_be_a_value(harness: QueueHarness) -> None:
+def test_will_can_be_a_value(harness: BrokerHarness) -> None:
     owner = harness.connect("car-1")
     subscribe_own(owner)
     harness.connect("sensor", will=will("$ECQ/w/car-1/sensor", b"gone", 1)).drop()
@@ -480,7 +483,7 @@ def test_will_can_be_a_value(harness: QueueHarness) -> None:
     assert "was not stored" in harness.warnings[-1]
 
 
-def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: QueueHarness) -> None:
+def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: BrokerHarness) -> None:
     owner = harness.connect("car-1")
     subscribe_own(owner)
     session = harness.broker.registry.sessions["car-1"]
@@ -497,7 +500,7 @@ def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: QueueHarnes
 
 
 def test_with_queues_disabled_ecq_is_an_ordinary_topic() -> None:
-    harness = QueueHarness(queues=False)
+    harness = BrokerHarness(queues=False)
     listener, writer = harness.connect("listener"), harness.connect("writer")
     listener.subscribe("$ECQ/w/car-1/speed")
     put(writer, "$ECQ/w/car-1/speed", b"1")

@@ -9,8 +9,9 @@ import pytest
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Ack, Packet, Publish
 from sluice.wire.properties import PUBACK
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHarness, join
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join
+from tests.broker.peers import Client
 
 OWNERS = 5
 
@@ -19,7 +20,7 @@ class BatchedBroker:
     """A broker that applies at most `most` writes at a time, and all that its clients received."""
 
     def __init__(self, most: int) -> None:
-        self.harness = QueueHarness(segment_bytes=1 << 14)
+        self.harness = BrokerHarness(segment_bytes=1 << 14)
         self.harness.engine.exclusive.rules.max_message_size = 100
         self.harness.engine.exclusive.rules.max_keys = 70
         self.max_batch = most

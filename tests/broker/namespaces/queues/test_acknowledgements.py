@@ -13,9 +13,8 @@ from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK
 from sluice.wire.reasons import SERVER_REASONS
-from tests.broker.kit import Client
+from tests.broker.kit import BrokerHarness
 from tests.broker.namespaces.kit import (
-    QueueHarness,
     delivery_properties,
     join,
     payloads,
@@ -24,6 +23,7 @@ from tests.broker.namespaces.kit import (
     settle,
     take,
 )
+from tests.broker.peers import Client
 
 SMALL = [("#", {"limits": {"max_queue_depth": 2, "max_message_size": 10}})]
 
@@ -31,7 +31,7 @@ SMALL = [("#", {"limits": {"max_queue_depth": 2, "max_message_size": 10}})]
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
 def test_publish_is_acknowledged_after_commit(
-    harness: QueueHarness, version: int, qos: int, kind: int
+    harness: BrokerHarness, version: int, qos: int, kind: int
 ) -> None:
     client = harness.connect("maker", version)
     harness.store.hold()
@@ -43,7 +43,7 @@ def test_publish_is_acknowledged_after_commit(
     client.first_ack(kind, packet_id, 0)
 
 
-def test_message_is_delivered_after_commit(harness: QueueHarness) -> None:
+def test_message_is_delivered_after_commit(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     harness.store.hold()
@@ -55,7 +55,7 @@ def test_message_is_delivered_after_commit(harness: QueueHarness) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_every_qos_enqueues(harness: QueueHarness, qos: int) -> None:
+def test_every_qos_enqueues(harness: BrokerHarness, qos: int) -> None:
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     maker.publish_fully("$queue/jobs", b"x", qos)
     join(worker, "$queue/jobs", qos=2)
@@ -64,7 +64,7 @@ def test_every_qos_enqueues(harness: QueueHarness, qos: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before the commit", "after the commit", "after a reconnect"])
-def test_qos_2_is_stored_exactly_once(harness: QueueHarness, when: str) -> None:
+def test_qos_2_is_stored_exactly_once(harness: BrokerHarness, when: str) -> None:
     maker = harness.connect_persistent("maker")
     harness.store.hold()
     maker.publish("$queue/jobs", b"x", 2, packet_id=7)
@@ -88,7 +88,7 @@ def test_qos_2_is_stored_exactly_once(harness: QueueHarness, when: str) -> None:
 
 
 def test_packet_id_reused_after_reconnect_is_not_acknowledged_by_an_old_commit(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     maker = harness.connect_persistent("maker")
     harness.store.hold()
@@ -106,7 +106,7 @@ def test_packet_id_reused_after_reconnect_is_not_acknowledged_by_an_old_commit(
 
 
 def test_unacknowledged_publishes_of_an_old_connection_do_not_count_against_a_new_one() -> None:
-    harness = QueueHarness(receive_maximum=3)
+    harness = BrokerHarness(receive_maximum=3)
     maker = harness.connect_persistent("maker")
     harness.store.hold()
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_unacknowledged_publishes_of_an_old_connection_do_not_count_against_a_ne
     assert maker.fault()[0] == 0x93
 
 
-def test_ack_is_confirmed_after_commit(harness: QueueHarness) -> None:
+def test_ack_is_confirmed_after_commit(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -144,7 +144,7 @@ def test_ack_is_confirmed_after_commit(harness: QueueHarness) -> None:
     assert worker.take() == []
 
 
-def test_acknowledged_messages_survive_a_crash(harness: QueueHarness) -> None:
+def test_acknowledged_messages_survive_a_crash(harness: BrokerHarness) -> None:
     maker = harness.connect("maker")
     put(maker, "$queue/jobs", b"kept")
     harness.store.hold()
@@ -155,7 +155,7 @@ def test_acknowledged_messages_survive_a_crash(harness: QueueHarness) -> None:
     assert payloads(take(worker)) == [b"kept"]
 
 
-def test_unsettled_deliveries_are_redelivered_after_a_crash(harness: QueueHarness) -> None:
+def test_unsettled_deliveries_are_redelivered_after_a_crash(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -174,7 +174,7 @@ def test_unsettled_deliveries_are_redelivered_after_a_crash(harness: QueueHarnes
     assert settle(other, "ack", after)[0] == 0
 
 
-def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: QueueHarness) -> None:
+def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -193,7 +193,7 @@ def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: QueueHa
 
 
 def test_delivery_with_a_publishers_id_is_settled_by_its_token_after_a_crash(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     """The id has no position in the log, so the token must have it."""
     worker = harness.connect("worker-1")
@@ -215,7 +215,7 @@ def test_delivery_with_a_publishers_id_is_settled_by_its_token_after_a_crash(
 # ---- refusals
 
 
-def fill_queue(harness: QueueHarness) -> None:
+def fill_queue(harness: BrokerHarness) -> None:
     maker = harness.connect("filler")
     for _ in range(2):
         assert put(maker, "$queue/jobs", b"x")[0] == 0
@@ -223,7 +223,7 @@ def fill_queue(harness: QueueHarness) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_full_queue_is_reported(qos: int) -> None:
-    harness = QueueHarness(SMALL)
+    harness = BrokerHarness(SMALL)
     fill_queue(harness)
     maker = harness.connect("maker")
     reason, why = put(maker, "$queue/jobs", b"x", qos)
@@ -236,7 +236,7 @@ def test_full_queue_is_reported(qos: int) -> None:
 
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/car-1/speed"])
 def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
-    harness: QueueHarness, topic: str
+    harness: BrokerHarness, topic: str
 ) -> None:
     maker = harness.connect("maker")
     harness.engine.publishing.unavailable_reason = "the connection to the store is lost"
@@ -249,7 +249,7 @@ def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("kind", [PUBREC, PUBCOMP])
 def test_qos_2_acknowledgement_of_a_delivery_ends_the_connection_and_settles_nothing(
-    harness: QueueHarness, kind: int
+    harness: BrokerHarness, kind: int
 ) -> None:
     """The next consumer gets the message, as after any disconnect."""
     worker, other = harness.connect("worker-1"), harness.connect("worker-2")
@@ -274,7 +274,7 @@ def test_refusals_use_reason_codes_valid_for_their_packet() -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_refusal_truncates_long_text_of_a_client(harness: QueueHarness, qos: int) -> None:
+def test_refusal_truncates_long_text_of_a_client(harness: BrokerHarness, qos: int) -> None:
     client = harness.connect("worker-1")
     join(client, "$queue/jobs")
     reason, why = put(client, "$queue/jobs/$ack", "😀".encode() * 30_000, qos)
@@ -284,7 +284,7 @@ def test_refusal_truncates_long_text_of_a_client(harness: QueueHarness, qos: int
 
 
 @pytest.mark.parametrize("name", ["\\u0000", "\\n"])
-def test_refusal_contains_no_unprintable_text(harness: QueueHarness, name: str) -> None:
+def test_refusal_contains_no_unprintable_text(harness: BrokerHarness, name: str) -> None:
     reason, why = put(
         harness.connect("maker"),
         "$admin/queue/create",
@@ -296,7 +296,7 @@ def test_refusal_contains_no_unprintable_text(harness: QueueHarness, name: str) 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_oversized_message_is_refused_with_the_limit(qos: int) -> None:
-    harness = QueueHarness(SMALL)
+    harness = BrokerHarness(SMALL)
     reason, why = put(harness.connect("maker"), "$queue/jobs", b"x" * 11, qos)
     assert reason == 0x97
     assert "11" in why and "10" in why and "max_message_size" in why
@@ -310,7 +310,7 @@ def test_oversized_message_is_refused_with_the_limit(qos: int) -> None:
 def test_3_1_1_client_is_disconnected_without_puback_when_its_message_was_not_stored(
     topic: str, payload: bytes, qos: int
 ) -> None:
-    harness = QueueHarness(SMALL)
+    harness = BrokerHarness(SMALL)
     fill_queue(harness)
     maker = harness.connect("maker", V311)
     maker.publish(topic, payload, qos)
@@ -320,7 +320,7 @@ def test_3_1_1_client_is_disconnected_without_puback_when_its_message_was_not_st
 
 
 def test_messages_accepted_before_a_refusal_are_stored_though_the_client_is_disconnected() -> None:
-    harness = QueueHarness(SMALL)
+    harness = BrokerHarness(SMALL)
     maker = harness.connect("maker", V311)
     maker.publish("$queue/jobs", b"x", 1)
     maker.publish("$queue/jobs", b"x" * 11, 1)
@@ -329,13 +329,13 @@ def test_messages_accepted_before_a_refusal_are_stored_though_the_client_is_disc
 
 
 def test_client_without_problem_information_gets_the_reason_code_only() -> None:
-    harness = QueueHarness(SMALL)
+    harness = BrokerHarness(SMALL)
     fill_queue(harness)
     assert put(harness.connect("maker", request_problem=0), "$queue/jobs", b"x") == (0x97, "")
 
 
 def test_full_queue_with_drop_oldest_accepts_the_new_message() -> None:
-    harness = QueueHarness([("#", {"limits": {"max_queue_depth": 2, "overflow": "drop-oldest"}})])
+    harness = BrokerHarness([("#", {"limits": {"max_queue_depth": 2, "overflow": "drop-oldest"}})])
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     for nth in range(4):
         assert put(maker, "$queue/jobs", b"%d" % nth) == (0, "")
@@ -345,7 +345,7 @@ def test_full_queue_with_drop_oldest_accepts_the_new_message() -> None:
 
 
 def test_full_queue_that_dead_letters_its_overflow_acknowledges_it() -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [("jobs", {"limits": {"max_queue_depth": 2, "overflow": "dead-letter"}})]
     )
     maker, reader = harness.connect("maker"), harness.connect("reader-1")
@@ -364,7 +364,7 @@ def test_full_queue_that_dead_letters_its_overflow_acknowledges_it() -> None:
 
 
 def test_publisher_faster_than_the_disk_is_not_read_until_the_disk_caught_up(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     flood, other = harness.connect("flood"), harness.connect("other")
     join(other, "$queue/jobs")
@@ -386,7 +386,7 @@ def test_publisher_faster_than_the_disk_is_not_read_until_the_disk_caught_up(
 
 
 def test_plain_publisher_that_fills_the_write_backlog_is_paused_too(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     sleeper = harness.connect_persistent("sleeper")
     sleeper.subscribe("news", qos=1)
@@ -404,7 +404,7 @@ def test_plain_publisher_that_fills_the_write_backlog_is_paused_too(
     assert len(flood.take()) == sent
 
 
-def test_paused_publisher_does_not_hit_keep_alive(harness: QueueHarness) -> None:
+def test_paused_publisher_does_not_hit_keep_alive(harness: BrokerHarness) -> None:
     flood = harness.connect("flood", keep_alive=10)
     harness.store.hold()
     while flood.transport.reading:
@@ -419,7 +419,7 @@ def test_paused_publisher_does_not_hit_keep_alive(harness: QueueHarness) -> None
     assert flood.closed
 
 
-def test_publisher_that_disconnects_while_paused_is_forgotten(harness: QueueHarness) -> None:
+def test_publisher_that_disconnects_while_paused_is_forgotten(harness: BrokerHarness) -> None:
     flood = harness.connect("flood")
     harness.store.hold()
     while flood.transport.reading:
@@ -431,7 +431,7 @@ def test_publisher_that_disconnects_while_paused_is_forgotten(harness: QueueHarn
 
 
 def test_qos_0_flood_into_a_binding_is_paused_too() -> None:
-    harness = QueueHarness([("copies", {"bindings": ["sensors/#"]})])
+    harness = BrokerHarness([("copies", {"bindings": ["sensors/#"]})])
     flood = harness.connect("flood")
     join(flood, "$queue/copies")
     harness.store.hold()
@@ -447,7 +447,7 @@ def test_qos_0_flood_into_a_binding_is_paused_too() -> None:
 
 
 def test_connection_paused_for_two_reasons_resumes_when_both_are_over(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.limits.write_buffer_high = 10_000
     flood = harness.connect("flood")
@@ -468,7 +468,7 @@ def test_connection_paused_for_two_reasons_resumes_when_both_are_over(
     assert flood.transport.reading
 
 
-def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> None:
+def test_caught_up_store_does_not_lift_a_rate_limit(harness: BrokerHarness) -> None:
     harness.limits.max_publish_rate = 20.0
     flood = harness.connect("flood")
     harness.store.hold()
@@ -492,7 +492,7 @@ def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> No
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$queue/jobs/$ack/1-1", "$admin/queue/create"])
 def test_unauthorized_request_is_refused_and_nothing_happens(
-    harness: QueueHarness, topic: str, qos: int
+    harness: BrokerHarness, topic: str, qos: int
 ) -> None:
     client = harness.connect("unknown")
     harness.broker.registry.sessions["unknown"].grant = Grant(
@@ -507,7 +507,7 @@ def test_unauthorized_request_is_refused_and_nothing_happens(
 # ---- settlements whose dead letters need a body from the store
 
 
-def receive_before_restart(harness: QueueHarness) -> dict[str, str]:
+def receive_before_restart(harness: BrokerHarness) -> dict[str, str]:
     """Return the properties of a delivery of the previous run; its body is not in memory."""
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
@@ -533,7 +533,7 @@ def has_acks(client: Client) -> bool:
 def test_settlement_is_acknowledged_after_the_commit_of_its_dead_letter(
     verb: str, qos: int, kind: int
 ) -> None:
-    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
+    harness = BrokerHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
     reported = receive_before_restart(harness)
     worker = harness.connect("worker-1")
     harness.store.hold()
@@ -546,7 +546,7 @@ def test_settlement_is_acknowledged_after_the_commit_of_its_dead_letter(
 
 
 def test_settlement_without_a_connection_for_its_acknowledgement_is_carried_out() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     reported = receive_before_restart(harness)
     worker = harness.connect("worker-1")
     harness.store.hold()
@@ -559,7 +559,7 @@ def test_settlement_without_a_connection_for_its_acknowledgement_is_carried_out(
     assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
 
 
-class SlowReads(QueueHarness):
+class SlowReads(BrokerHarness):
     """A broker whose store reads nothing while `is_slow`."""
 
     is_slow = False
@@ -591,7 +591,7 @@ def test_qos_2_settlement_resent_after_a_kill_is_carried_out() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_mqtt_3_settlement_of_several_ids_waits_for_all_dead_letters(
-    harness: QueueHarness, times: int
+    harness: BrokerHarness, times: int
 ) -> None:
     """Also if it is resent, and its deliveries are no longer leased."""
     worker = harness.connect("old", version=V311)
@@ -650,7 +650,7 @@ def take_ids(worker: Client, count: int) -> list[str]:
 
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
 def test_batch_is_refused_after_the_commit_of_the_part_that_succeeded(
-    harness: QueueHarness, qos: int, kind: int
+    harness: BrokerHarness, qos: int, kind: int
 ) -> None:
     worker = harness.connect_persistent("worker-1")
     ids = take_ids(worker, 2)
@@ -664,7 +664,7 @@ def test_batch_is_refused_after_the_commit_of_the_part_that_succeeded(
     assert harness.depth("jobs") == 0
 
 
-def test_batch_without_any_success_is_refused_at_once(harness: QueueHarness) -> None:
+def test_batch_without_any_success_is_refused_at_once(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     take_ids(worker, 1)
     harness.store.hold()
@@ -673,7 +673,7 @@ def test_batch_without_any_success_is_refused_at_once(harness: QueueHarness) -> 
 
 
 def test_partly_failed_batch_waits_for_the_dead_letters_of_its_other_part() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     worker = harness.connect("worker-1")
     ids = take_ids(worker, 2)
     harness.restart()
@@ -696,7 +696,7 @@ def test_partly_failed_batch_waits_for_the_dead_letters_of_its_other_part() -> N
     assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 2)
 
 
-def test_refusal_of_a_batch_does_not_reach_a_later_connection(harness: QueueHarness) -> None:
+def test_refusal_of_a_batch_does_not_reach_a_later_connection(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("worker-1")
     ids = take_ids(worker, 1)
     harness.store.hold()

@@ -7,15 +7,9 @@ import json
 import pytest
 
 from sluice.wire.packets import V311
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, take
+from tests.broker.peers import Client
 
 IN_DELIVERY = 0x83
 UNKNOWN = 0x10
@@ -33,7 +27,7 @@ def publish(client: Client, *ids: str, **options: str) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_waiting_message_is_cancelled_by_the_id_of_its_publisher(
-    harness: QueueHarness, qos: int
+    harness: BrokerHarness, qos: int
 ) -> None:
     client = harness.connect("shop")
     publish(client, "a", "b", "c")
@@ -43,7 +37,7 @@ def test_waiting_message_is_cancelled_by_the_id_of_its_publisher(
     assert sorted(payloads(take(worker))) == [b"a", b"c"]
 
 
-def test_waiting_message_is_cancelled_by_its_generated_id(harness: QueueHarness) -> None:
+def test_waiting_message_is_cancelled_by_its_generated_id(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     put(client, "$queue/tasks", b"work")
     (partition,) = (one for one in harness.queue("tasks").partitions if one.live_count)
@@ -52,7 +46,7 @@ def test_waiting_message_is_cancelled_by_its_generated_id(harness: QueueHarness)
     assert put(client, f"$queue/tasks/$cancel/{partition.pid}-0")[0] == UNKNOWN
 
 
-def test_acknowledged_cancellation_survives_a_power_cut(harness: QueueHarness) -> None:
+def test_acknowledged_cancellation_survives_a_power_cut(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     publish(client, "a")
     assert put(client, "$queue/tasks/$cancel/a")[0] == 0
@@ -62,7 +56,7 @@ def test_acknowledged_cancellation_survives_a_power_cut(harness: QueueHarness) -
     assert take(worker) == []
 
 
-def test_cancellation_is_too_late_while_a_consumer_has_the_message(harness: QueueHarness) -> None:
+def test_cancellation_is_too_late_while_a_consumer_has_the_message(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/tasks")
     client = harness.connect("shop")
@@ -77,7 +71,7 @@ def test_cancellation_is_too_late_while_a_consumer_has_the_message(harness: Queu
     assert (reason, "has no message 'a'" in text) == (UNKNOWN, True)
 
 
-def test_several_ids_are_cancelled_as_far_as_possible(harness: QueueHarness) -> None:
+def test_several_ids_are_cancelled_as_far_as_possible(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     publish(client, "a", "b", "c", "d", "e")
     user = [("message-id", "a"), ("message-id", "b")]
@@ -88,7 +82,7 @@ def test_several_ids_are_cancelled_as_far_as_possible(harness: QueueHarness) -> 
     assert harness.depth("tasks") == 1
 
 
-def test_command_without_an_id_or_with_an_unknown_queue_is_refused(harness: QueueHarness) -> None:
+def test_command_without_an_id_or_with_an_unknown_queue_is_refused(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     publish(client, "a")
     assert put(client, "$queue/tasks/$cancel")[0] == 0x99
@@ -96,14 +90,14 @@ def test_command_without_an_id_or_with_an_unknown_queue_is_refused(harness: Queu
 
 
 @pytest.mark.parametrize("known", ["a", "x"])
-def test_client_of_3_1_1_gets_its_puback_in_any_case(harness: QueueHarness, known: str) -> None:
+def test_client_of_3_1_1_gets_its_puback_in_any_case(harness: BrokerHarness, known: str) -> None:
     publish(harness.connect("shop"), "a")
     client = harness.connect("old", V311)
     assert put(client, f"$queue/tasks/$cancel/{known}") == (0, "")
     assert harness.depth("tasks") == (0 if known == "a" else 1)
 
 
-def test_delayed_message_is_promoted_and_waiting_message_is_delayed(harness: QueueHarness) -> None:
+def test_delayed_message_is_promoted_and_waiting_message_is_delayed(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     publish(client, "a", delay="10m")
     publish(client, "b", "c")
@@ -122,7 +116,7 @@ def test_delayed_message_is_promoted_and_waiting_message_is_delayed(harness: Que
     assert payloads(take(worker)) == [b"c"]
 
 
-def test_reschedule_needs_a_time(harness: QueueHarness) -> None:
+def test_reschedule_needs_a_time(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     publish(client, "a")
     reason, text = put(client, "$queue/tasks/$reschedule/a")

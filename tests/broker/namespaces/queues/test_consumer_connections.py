@@ -6,27 +6,20 @@ import pytest
 
 from sluice.broker.namespaces.queues.memberships import find_memberships
 from sluice.wire.packets import V311, Publish
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
 
 # ---- slow consumers get no more leases
 
 
-def fill(harness: QueueHarness, count: int, size: int = 1) -> None:
+def fill(harness: BrokerHarness, count: int, size: int = 1) -> None:
     maker = harness.connect("maker")
     for _ in range(count):
         put(maker, "$queue/jobs", b"x" * size)
 
 
 def test_blocked_connection_gets_no_more_than_it_accepts_and_the_rest_later(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     harness.limits.write_buffer_high = 50_000
     worker = harness.connect("worker-1", receive_maximum=1000)
@@ -46,7 +39,7 @@ def test_blocked_connection_gets_no_more_than_it_accepts_and_the_rest_later(
     assert seen == 100
 
 
-def test_other_consumers_continue_while_one_is_blocked(harness: QueueHarness) -> None:
+def test_other_consumers_continue_while_one_is_blocked(harness: BrokerHarness) -> None:
     harness.limits.write_buffer_high = 50_000
     slow, quick = harness.connect("worker-1"), harness.connect("worker-2")
     join(slow, "$queue/jobs", prefetch=1000)
@@ -61,7 +54,7 @@ def test_other_consumers_continue_while_one_is_blocked(harness: QueueHarness) ->
 
 
 def test_full_receive_maximum_blocks_deliveries_and_each_puback_releases_one(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1", receive_maximum=2)
     join(worker, "$queue/jobs")
@@ -74,7 +67,7 @@ def test_full_receive_maximum_blocks_deliveries_and_each_puback_releases_one(
 
 
 def test_receive_maximum_filled_by_plain_messages_is_freed_for_queues(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1", receive_maximum=2)
     worker.subscribe("news", qos=2)
@@ -90,7 +83,7 @@ def test_receive_maximum_filled_by_plain_messages_is_freed_for_queues(
 
 
 def test_client_of_two_queues_gets_the_second_when_the_first_is_settled(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1", receive_maximum=1)
     join(worker, "$queue/a")
@@ -103,7 +96,7 @@ def test_client_of_two_queues_gets_the_second_when_the_first_is_settled(
     assert {first.payload, second.payload} == {b"a", b"b"}
 
 
-def test_many_queues_on_a_small_window_are_served_in_turn(harness: QueueHarness) -> None:
+def test_many_queues_on_a_small_window_are_served_in_turn(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1", receive_maximum=1)
     join(worker, "$queue/#")
     maker = harness.connect("maker")
@@ -122,7 +115,7 @@ def test_many_queues_on_a_small_window_are_served_in_turn(harness: QueueHarness)
     assert worker.messages() == []
 
 
-def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: QueueHarness) -> None:
+def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: BrokerHarness) -> None:
     maker = harness.connect("maker")
     for name in ("a", "b"):
         for _ in range(2):
@@ -144,7 +137,7 @@ def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: QueueHarne
 
 
 def test_repeated_subscribing_with_a_full_window_leaves_nothing_behind(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     maker = harness.connect("maker")
     put(maker, "$queue/a", b"a")
@@ -164,7 +157,7 @@ def test_repeated_subscribing_with_a_full_window_leaves_nothing_behind(
 # ---- disconnecting and reconnecting
 
 
-def two_workers(harness: QueueHarness, lasting: bool) -> tuple[list[Publish], list[Publish]]:
+def two_workers(harness: BrokerHarness, lasting: bool) -> tuple[list[Publish], list[Publish]]:
     """Let worker-1 hold five messages and vanish.
 
     Return what worker-2 gets at once and after the deadline.
@@ -183,7 +176,7 @@ def two_workers(harness: QueueHarness, lasting: bool) -> tuple[list[Publish], li
 
 
 def test_without_a_session_deliveries_go_to_others_at_once_as_one_attempt(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     at_once, later = two_workers(harness, lasting=False)
     assert [delivery_properties(message)["attempt"] for message in at_once] == ["2"] * 5
@@ -191,13 +184,13 @@ def test_without_a_session_deliveries_go_to_others_at_once_as_one_attempt(
     assert [delivery_properties(message)["attempt"] for message in later] == ["3"] * 5
 
 
-def test_live_session_keeps_its_deliveries_until_the_deadline(harness: QueueHarness) -> None:
+def test_live_session_keeps_its_deliveries_until_the_deadline(harness: BrokerHarness) -> None:
     at_once, later = two_workers(harness, lasting=True)
     assert at_once == []
     assert [delivery_properties(message)["attempt"] for message in later] == ["2"] * 5
 
 
-def test_other_consumers_serve_the_partitions_of_an_offline_session(harness: QueueHarness) -> None:
+def test_other_consumers_serve_the_partitions_of_an_offline_session(harness: BrokerHarness) -> None:
     first, second = harness.connect_persistent("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs")
     fill(harness, 1)
@@ -214,7 +207,7 @@ def test_other_consumers_serve_the_partitions_of_an_offline_session(harness: Que
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_client_that_returns_in_time_gets_its_unacknowledged_deliveries_with_dup(
-    harness: QueueHarness, version: int
+    harness: BrokerHarness, version: int
 ) -> None:
     worker = harness.connect_persistent("worker-1", version)
     join(worker, "$queue/jobs")
@@ -243,7 +236,7 @@ def test_client_that_returns_in_time_gets_its_unacknowledged_deliveries_with_dup
 
 
 def test_client_that_returns_too_late_does_not_get_deliveries_of_others(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     first = harness.connect_persistent("worker-1")
     join(first, "$queue/jobs")
@@ -263,7 +256,7 @@ def test_client_that_returns_too_late_does_not_get_deliveries_of_others(
     assert settle(second, "ack", message) == (0, "")
 
 
-def test_settled_delivery_is_not_resent_after_a_reconnect(harness: QueueHarness) -> None:
+def test_settled_delivery_is_not_resent_after_a_reconnect(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs")
     fill(harness, 1)
@@ -274,7 +267,7 @@ def test_settled_delivery_is_not_resent_after_a_reconnect(harness: QueueHarness)
     assert worker.take() == []
 
 
-def test_takeover_moves_the_deliveries_to_the_new_connection(harness: QueueHarness) -> None:
+def test_takeover_moves_the_deliveries_to_the_new_connection(harness: BrokerHarness) -> None:
     old = harness.connect_persistent("worker-1")
     join(old, "$queue/jobs")
     fill(harness, 3)
@@ -288,7 +281,7 @@ def test_takeover_moves_the_deliveries_to_the_new_connection(harness: QueueHarne
 
 
 def test_takeover_with_clean_start_releases_the_deliveries_to_the_group(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     old = harness.connect("worker-1")
     join(old, "$queue/jobs")
@@ -300,7 +293,7 @@ def test_takeover_with_clean_start_releases_the_deliveries_to_the_group(
     assert [delivery_properties(message)["attempt"] for message in take(new)] == ["2"] * 3
 
 
-def test_subscribing_again_on_each_connect_changes_nothing(harness: QueueHarness) -> None:
+def test_subscribing_again_on_each_connect_changes_nothing(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs")
     fill(harness, 2)
@@ -313,7 +306,7 @@ def test_subscribing_again_on_each_connect_changes_nothing(harness: QueueHarness
     assert {delivery_properties(message)["attempt"] for message in messages} == {"1"}
 
 
-def test_another_group_of_the_same_client_replaces_the_first(harness: QueueHarness) -> None:
+def test_another_group_of_the_same_client_replaces_the_first(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", consumer_group="one")
     fill(harness, 1)
@@ -325,7 +318,7 @@ def test_another_group_of_the_same_client_replaces_the_first(harness: QueueHarne
     assert len(take(worker)) == 1
 
 
-def test_deliveries_of_an_expired_session_go_to_others(harness: QueueHarness) -> None:
+def test_deliveries_of_an_expired_session_go_to_others(harness: BrokerHarness) -> None:
     first, second = (
         harness.connect_persistent("worker-1", session_expiry=5),
         harness.connect("worker-2"),
@@ -341,7 +334,7 @@ def test_deliveries_of_an_expired_session_go_to_others(harness: QueueHarness) ->
     assert len(take(second)) == 1
 
 
-def test_persistent_consumer_consumes_again_after_a_restart(harness: QueueHarness) -> None:
+def test_persistent_consumer_consumes_again_after_a_restart(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs", identifier=9, consumer_group="g", prefetch=2, ack_mode="puback")
     join(worker, "$queue/tasks/#")
@@ -359,7 +352,7 @@ def test_persistent_consumer_consumes_again_after_a_restart(harness: QueueHarnes
     assert b"x" in payloads(worker.messages())
 
 
-def test_persistent_3_1_1_consumer_consumes_again_after_a_restart(harness: QueueHarness) -> None:
+def test_persistent_3_1_1_consumer_consumes_again_after_a_restart(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("old", V311)
     join(worker, "$queue/jobs/$group/g")
     harness.crash()
@@ -372,7 +365,7 @@ def test_persistent_3_1_1_consumer_consumes_again_after_a_restart(harness: Queue
 
 
 def test_offline_persistent_consumer_blocks_no_other_after_a_restart(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     join(harness.connect_persistent("worker-1"), "$queue/jobs")
     harness.crash()

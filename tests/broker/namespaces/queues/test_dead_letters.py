@@ -8,27 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
+from tests.broker.peers import Client
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-def list_dead_letters(harness: QueueHarness, queue: str) -> list[tuple[bytes, dict[str, str]]]:
+def list_dead_letters(harness: BrokerHarness, queue: str) -> list[tuple[bytes, dict[str, str]]]:
     reader = harness.connect("reader-1")
     join(reader, f"$queue/{queue}")
     return [(message.payload, delivery_properties(message)) for message in take(reader)]
 
 
-def hold_one(harness: QueueHarness, **properties: Any) -> Client:
+def hold_one(harness: BrokerHarness, **properties: Any) -> Client:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x", **properties)
@@ -36,7 +29,7 @@ def hold_one(harness: QueueHarness, **properties: Any) -> Client:
 
 
 def test_message_that_fails_too_often_becomes_a_dead_letter_with_its_history() -> None:
-    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 2}})])
+    harness = BrokerHarness([("jobs", {"retry_policy": {"max_retries": 2}})])
     worker = hold_one(
         harness, user=[("a", "1"), ("message-id", "order-7")], content_type="text/plain"
     )
@@ -81,14 +74,14 @@ def test_message_that_fails_too_often_becomes_a_dead_letter_with_its_history() -
     assert reported["originalMessageType"] == "text/plain"
 
 
-def test_dead_letter_names_the_content_type_of_its_message(harness: QueueHarness) -> None:
+def test_dead_letter_names_the_content_type_of_its_message(harness: BrokerHarness) -> None:
     worker = hold_one(harness, content_type="application/json")
     settle(worker, "reject", take(worker)[0])
     ((_, reported),) = list_dead_letters(harness, "dlq/jobs")
     assert reported["originalMessageType"] == "application/json"
 
 
-def test_dead_letter_is_settled_by_the_id_of_its_delivery(harness: QueueHarness) -> None:
+def test_dead_letter_is_settled_by_the_id_of_its_delivery(harness: BrokerHarness) -> None:
     worker = hold_one(harness, user=[("message-id", "order-7")])
     settle(worker, "reject", take(worker)[0])
     reader = harness.connect("reader-1")
@@ -99,7 +92,7 @@ def test_dead_letter_is_settled_by_the_id_of_its_delivery(harness: QueueHarness)
 
 
 @pytest.mark.parametrize("reason", ["", "delivery-error", "DeliveryError", "rejected"])
-def test_reject_dead_letters_at_once(harness: QueueHarness, reason: str) -> None:
+def test_reject_dead_letters_at_once(harness: BrokerHarness, reason: str) -> None:
     worker = hold_one(harness)
     options = {"reason": reason} if reason else {}
     assert settle(worker, "reject", take(worker)[0], description="no such customer", **options) == (
@@ -115,7 +108,7 @@ def test_reject_dead_letters_at_once(harness: QueueHarness, reason: str) -> None
     assert reported["attempts"] == "1"
 
 
-def test_reject_with_an_unknown_reason_is_refused(harness: QueueHarness) -> None:
+def test_reject_with_an_unknown_reason_is_refused(harness: BrokerHarness) -> None:
     worker = hold_one(harness)
     (message,) = take(worker)
     reason, why = settle(worker, "reject", message, reason="bored")
@@ -140,7 +133,7 @@ def test_reject_with_an_unknown_reason_is_refused(harness: QueueHarness) -> None
 def test_unacceptable_message_goes_to_the_invalid_channel_if_there_is_one(
     config: dict[str, object], home: str, reason: str
 ) -> None:
-    harness = QueueHarness([("jobs", config)])
+    harness = BrokerHarness([("jobs", config)])
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0], reason=reason, description="no JSON")
     ((_, reported),) = list_dead_letters(harness, home)
@@ -152,7 +145,7 @@ def test_unacceptable_message_goes_to_the_invalid_channel_if_there_is_one(
 
 
 def test_delivery_error_goes_to_the_dead_letters_despite_an_invalid_channel() -> None:
-    harness = QueueHarness([("jobs", {"dlq_config": {"invalid_topic": "invalid/jobs"}})])
+    harness = BrokerHarness([("jobs", {"dlq_config": {"invalid_topic": "invalid/jobs"}})])
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0], reason="delivery-error")
     assert len(list_dead_letters(harness, "dlq/jobs")) == 1
@@ -160,7 +153,7 @@ def test_delivery_error_goes_to_the_dead_letters_despite_an_invalid_channel() ->
 
 
 def test_without_a_dead_letter_queue_messages_are_settled_with_a_warning() -> None:
-    harness = QueueHarness([("jobs", {"dlq_config": {"enabled": False}})])
+    harness = BrokerHarness([("jobs", {"dlq_config": {"enabled": False}})])
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0])
     assert harness.depth("jobs") == 0
@@ -169,7 +162,7 @@ def test_without_a_dead_letter_queue_messages_are_settled_with_a_warning() -> No
     assert "no dead-letter queue" in warning
 
 
-def test_long_description_is_cut_at_a_whole_character(harness: QueueHarness) -> None:
+def test_long_description_is_cut_at_a_whole_character(harness: BrokerHarness) -> None:
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0], description="ü" * 20_000)
     ((_, properties),) = list_dead_letters(harness, "dlq/jobs")
@@ -177,7 +170,7 @@ def test_long_description_is_cut_at_a_whole_character(harness: QueueHarness) -> 
 
 
 @pytest.mark.parametrize("key", ["topic", "invalid_topic"])
-def test_queue_cannot_be_its_own_dead_letter_queue(harness: QueueHarness, key: str) -> None:
+def test_queue_cannot_be_its_own_dead_letter_queue(harness: BrokerHarness, key: str) -> None:
     config = {"name": "jobs", "dlq_config": {key: "$queue/jobs"}}
     maker = harness.connect("maker")
     reason, why = put(maker, "$admin/queue/create", json.dumps(config).encode())
@@ -187,7 +180,7 @@ def test_queue_cannot_be_its_own_dead_letter_queue(harness: QueueHarness, key: s
     assert (reason, "names the queue itself" in why) == (0x99, True)
 
 
-def test_dead_letter_queues_cannot_form_a_cycle(harness: QueueHarness) -> None:
+def test_dead_letter_queues_cannot_form_a_cycle(harness: BrokerHarness) -> None:
     maker = harness.connect("maker")
     for name, dead in (("a", "b"), ("b", "c")):
         config = {"name": name, "dlq_config": {"topic": dead}}
@@ -207,7 +200,7 @@ def test_dead_letter_queues_cannot_form_a_cycle(harness: QueueHarness) -> None:
 
 
 def test_common_dead_letter_queue_of_a_template_keeps_its_own_dead_letters() -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [
             (
                 "#",
@@ -234,7 +227,7 @@ def test_common_dead_letter_queue_of_a_template_keeps_its_own_dead_letters() -> 
 
 
 def test_total_timeout_dead_letters() -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [("jobs", {"retry_policy": {"total_timeout": "1m", "max_retries": 1000}})]
     )
     worker = hold_one(harness)
@@ -247,7 +240,7 @@ def test_total_timeout_dead_letters() -> None:
 
 
 def test_expired_messages_are_dead_lettered_if_configured() -> None:
-    harness = QueueHarness([("jobs", {"limits": {"on_expiry": "dead-letter"}})])
+    harness = BrokerHarness([("jobs", {"limits": {"on_expiry": "dead-letter"}})])
     put(harness.connect("maker"), "$queue/jobs", b"late", message_expiry=10)
     harness.advance(20)
     ((payload, reported),) = list_dead_letters(harness, "dlq/jobs")
@@ -255,7 +248,7 @@ def test_expired_messages_are_dead_lettered_if_configured() -> None:
 
 
 def test_dead_letter_of_a_bound_message_has_its_topic() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     worker = harness.connect("worker-1")
     put(
         worker,
@@ -270,7 +263,9 @@ def test_dead_letter_of_a_bound_message_has_its_topic() -> None:
 
 
 def test_alert_is_raised_for_every_dead_letter() -> None:
-    harness = QueueHarness([("jobs", {"dlq_config": {"alert_webhook": "http://127.0.0.1:1/hook"}})])
+    harness = BrokerHarness(
+        [("jobs", {"dlq_config": {"alert_webhook": "http://127.0.0.1:1/hook"}})]
+    )
     worker = hold_one(harness, user=[("message-id", "order-7")])
     settle(worker, "reject", take(worker)[0], description="broken")
     (alert,) = harness.alerts
@@ -278,7 +273,7 @@ def test_alert_is_raised_for_every_dead_letter() -> None:
     assert (alert.message_id, alert.group, alert.reason) == ("order-7", "worker", "rejected")
 
 
-def test_dead_letters_survive_a_crash_in_exactly_one_place(harness: QueueHarness) -> None:
+def test_dead_letters_survive_a_crash_in_exactly_one_place(harness: BrokerHarness) -> None:
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0])
     harness.kill()
@@ -300,7 +295,7 @@ SCHEMA = {"type": "object", "required": ["id"], "properties": {"id": {"type": "i
     ],
 )
 def test_payload_that_violates_the_schema_is_refused(payload: bytes, words: str) -> None:
-    harness = QueueHarness([("jobs", {"schema": SCHEMA})])
+    harness = BrokerHarness([("jobs", {"schema": SCHEMA})])
     maker = harness.connect("maker")
     for qos in (1, 2):
         reason, why = put(maker, "$queue/jobs", payload, qos)
@@ -314,7 +309,7 @@ def test_payload_that_violates_the_schema_goes_to_the_invalid_channel_if_there_i
     enabled: bool,
 ) -> None:
     config = {"schema": SCHEMA, "dlq_config": {"invalid_topic": "invalid/jobs", "enabled": enabled}}
-    harness = QueueHarness([("jobs", config)])
+    harness = BrokerHarness([("jobs", config)])
     maker = harness.connect("maker")
     for qos in (1, 2):
         assert put(maker, "$queue/jobs", b"nonsense", qos, user=[("a", "1")]) == (0, "")
@@ -333,7 +328,7 @@ def test_payload_that_violates_the_schema_goes_to_the_invalid_channel_if_there_i
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_invalid_payload_is_refused_if_its_queue_cannot_be_created(qos: int) -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [
             ("jobs", {"schema": SCHEMA, "dlq_config": {"invalid_topic": "invalid/jobs"}}),
             ("invalid/#", {"partitions": 0}),
@@ -355,7 +350,7 @@ def test_invalid_payload_is_refused_if_its_queue_cannot_be_created(qos: int) -> 
 
 
 def test_acknowledgement_of_an_invalid_payload_waits_for_commit_too() -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [("jobs", {"schema": SCHEMA, "dlq_config": {"invalid_topic": "invalid/jobs"}})]
     )
     maker = harness.connect("maker")
@@ -367,7 +362,7 @@ def test_acknowledgement_of_an_invalid_payload_waits_for_commit_too() -> None:
     maker.first_ack(4, packet_id, 0)
 
 
-def test_changed_schema_applies_to_the_next_message(harness: QueueHarness) -> None:
+def test_changed_schema_applies_to_the_next_message(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     put(client, "$queue/jobs", b"nonsense")
     put(client, "$admin/queue/jobs/config", json.dumps({"schema": SCHEMA}).encode())
@@ -387,7 +382,7 @@ def test_compressed_payload_is_delivered_unchanged_and_takes_less_space() -> Non
         [{"nth": nth, "text": "the same again and again"} for nth in range(200)]
     ).encode()
     for compression in ("none", "zstd"):
-        harness = QueueHarness([("jobs", {"performance": {"compression": compression}})])
+        harness = BrokerHarness([("jobs", {"performance": {"compression": compression}})])
         maker = harness.connect("maker")
         put(maker, "$queue/jobs", body, user=[("a", "1")])
         put(maker, "$queue/jobs", b"tiny")

@@ -7,21 +7,14 @@ import json
 import pytest
 
 from sluice.wire.packets import V311, Publish
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
+from tests.broker.peers import Client
 
 VERBS = ["ack", "nack", "reject", "extend", "release"]
 
 
-def receive_one(harness: QueueHarness, client: str = "worker-1", **options: str) -> Publish:
+def receive_one(harness: BrokerHarness, client: str = "worker-1", **options: str) -> Publish:
     """Return a message that a client has received."""
     worker = harness.connect(client)
     join(worker, "$queue/jobs")
@@ -37,7 +30,7 @@ def token_of(message: Publish) -> str:
 @pytest.mark.parametrize("own", ["", "mine"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_settlement_after_a_restart_counts_by_the_token_of_its_client(
-    harness: QueueHarness, verb: str, own: str
+    harness: BrokerHarness, verb: str, own: str
 ) -> None:
     message = receive_one(harness, **({"message-id": own} if own else {}))
     harness.restart()
@@ -52,7 +45,7 @@ def test_settlement_after_a_restart_counts_by_the_token_of_its_client(
 @pytest.mark.parametrize("own", ["", "mine"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_group_member_cannot_settle_deliveries_of_others_after_a_restart(
-    harness: QueueHarness, verb: str, own: str
+    harness: BrokerHarness, verb: str, own: str
 ) -> None:
     """Neither with the token of the previous holder, nor with its own token, nor without any."""
     message = receive_one(harness, **({"message-id": own} if own else {}))
@@ -82,7 +75,7 @@ def test_group_member_cannot_settle_deliveries_of_others_after_a_restart(
     assert harness.queue("jobs").groups["worker"].nacked == 0
 
 
-def test_mqtt_5_client_needs_its_token_after_a_restart(harness: QueueHarness) -> None:
+def test_mqtt_5_client_needs_its_token_after_a_restart(harness: BrokerHarness) -> None:
     message = receive_one(harness)
     harness.restart()
     worker = harness.connect("worker-1")
@@ -96,13 +89,13 @@ def test_mqtt_5_client_needs_its_token_after_a_restart(harness: QueueHarness) ->
     assert harness.depth("jobs") == 0
 
 
-def receive_id(harness: QueueHarness, client: Client) -> str:
+def receive_id(harness: BrokerHarness, client: Client) -> str:
     (message,) = client.messages()
     return message.topic.decode().partition("/$msg/")[2]
 
 
 @pytest.mark.parametrize("verb", ["ack", "reject"])
-def test_mqtt_3_client_settles_by_id_after_a_restart_too(harness: QueueHarness, verb: str) -> None:
+def test_mqtt_3_client_settles_by_id_after_a_restart_too(harness: BrokerHarness, verb: str) -> None:
     worker = harness.connect("old", version=V311)
     join(worker, "$queue/jobs/$group/g", version=V311)
     put(harness.connect("maker"), "$queue/jobs", b"x")
@@ -119,7 +112,7 @@ def test_mqtt_3_client_settles_by_id_after_a_restart_too(harness: QueueHarness, 
 
 
 def test_wrong_tokens_are_counted_per_client_and_logged_once_a_second(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     message = receive_one(harness)
     thief, other = harness.connect("thief"), harness.connect("other")
@@ -141,7 +134,7 @@ def test_wrong_tokens_are_counted_per_client_and_logged_once_a_second(
 
 @pytest.mark.parametrize("run", ["present", "earlier"])
 def test_packet_with_a_wrong_token_for_many_deliveries_is_counted_once(
-    harness: QueueHarness, run: str
+    harness: BrokerHarness, run: str
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
@@ -162,7 +155,7 @@ def test_packet_with_a_wrong_token_for_many_deliveries_is_counted_once(
     assert len([event for event, _ in harness.log if event == "wrong delivery token"]) == 1
 
 
-def test_late_settlement_is_not_counted_as_a_wrong_token(harness: QueueHarness) -> None:
+def test_late_settlement_is_not_counted_as_a_wrong_token(harness: BrokerHarness) -> None:
     message = receive_one(harness)
     second = harness.connect("worker-2")
     join(second, "$queue/jobs")
@@ -176,7 +169,7 @@ def test_late_settlement_is_not_counted_as_a_wrong_token(harness: QueueHarness) 
 
 
 def test_late_settlement_with_another_clients_token_is_not_counted_as_a_wrong_token(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     message = receive_one(harness)
     delegate = harness.connect("delegate")
@@ -201,7 +194,7 @@ def test_late_settlement_with_another_clients_token_is_not_counted_as_a_wrong_to
 
 
 def test_delegate_that_settles_a_released_delivery_is_not_counted_as_a_wrong_token(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from sluice.queues.model.ledger import verify
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHarness, delivery_properties, join, put, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, put, settle, take
+from tests.broker.peers import Client
 
 COUNT = 20
 
 
-def build() -> tuple[QueueHarness, Client]:
+def build() -> tuple[BrokerHarness, Client]:
     """Return a worker that holds deliveries of one queue, all with the id 1."""
-    harness = QueueHarness([("jobs", {"bindings": ["dev/#"]})])
+    harness = BrokerHarness([("jobs", {"bindings": ["dev/#"]})])
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=COUNT)
     maker = harness.connect("maker")

@@ -15,21 +15,14 @@ from sluice.errors import ConfigError
 from sluice.queues.service.queue_config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.packets import V311, Ack, Publish
 from sluice.wire.properties import PUBCOMP, PUBREL
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
 
 
 @pytest.mark.parametrize(
     "name", ["orders", "tasks/image", "a/b/c/d/e", "dlq/orders", "été/über", "x-1_2.3 y"]
 )
-def test_queue_name_has_one_or_more_levels(harness: QueueHarness, name: str) -> None:
+def test_queue_name_has_one_or_more_levels(harness: BrokerHarness, name: str) -> None:
     client = harness.connect("worker-1")
     assert put(client, f"$queue/{name}", b"one") == (0, "")
     assert join(client, f"$queue/{name}") == (1, "")
@@ -59,7 +52,7 @@ def test_queue_name_has_one_or_more_levels(harness: QueueHarness, name: str) -> 
 )
 @pytest.mark.parametrize("qos", [1, 2])
 def test_topic_that_cannot_be_a_queue_is_refused_with_an_explanation(
-    harness: QueueHarness, topic: str, words: str, qos: int
+    harness: BrokerHarness, topic: str, words: str, qos: int
 ) -> None:
     client = harness.connect("worker-1")
     reason, why = put(client, topic, b"x", qos)
@@ -90,7 +83,7 @@ def test_topic_that_cannot_be_a_queue_is_refused_with_an_explanation(
     ],
 )
 def test_filter_that_cannot_be_a_queue_is_refused_with_an_explanation(
-    harness: QueueHarness, topic_filter: str
+    harness: BrokerHarness, topic_filter: str
 ) -> None:
     client = harness.connect("worker-1")
     reason, why = join(client, topic_filter)
@@ -99,7 +92,7 @@ def test_filter_that_cannot_be_a_queue_is_refused_with_an_explanation(
     assert not harness.engine.queues
 
 
-def test_first_subscription_creates_the_queue_too(harness: QueueHarness) -> None:
+def test_first_subscription_creates_the_queue_too(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     assert join(worker, "$queue/jobs") == (1, "")
     harness.connect("maker").publish("$queue/jobs", b"now", 1)
@@ -108,7 +101,7 @@ def test_first_subscription_creates_the_queue_too(harness: QueueHarness) -> None
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_group_in_the_topic_adds_the_id_to_each_delivery_topic(
-    harness: QueueHarness, version: int
+    harness: BrokerHarness, version: int
 ) -> None:
     maker = harness.connect("maker")
     put(maker, "$queue/jobs/a", b"own", options={"message-id": "mine"})
@@ -128,7 +121,7 @@ def test_group_in_the_topic_adds_the_id_to_each_delivery_topic(
         }
 
 
-def test_id_with_wildcard_characters_is_not_put_into_a_topic(harness: QueueHarness) -> None:
+def test_id_with_wildcard_characters_is_not_put_into_a_topic(harness: BrokerHarness) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "a+b/#"})
     worker = harness.connect("old", V311)
     join(worker, "$queue/jobs/$group/g")
@@ -147,7 +140,7 @@ def message_id(message: Publish) -> str:
 @pytest.mark.parametrize("topic_filter", ["$queue/jobs", "$queue/+"])
 @pytest.mark.parametrize("version", [4, 5])
 def test_puback_does_not_settle_where_the_topic_says_explicit(
-    harness: QueueHarness, version: int, topic_filter: str
+    harness: BrokerHarness, version: int, topic_filter: str
 ) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x")
     worker = harness.connect("old", version)
@@ -162,7 +155,7 @@ def test_puback_does_not_settle_where_the_topic_says_explicit(
     assert harness.depth("jobs") == 0
 
 
-def test_3_1_1_client_uses_every_verb_after_its_pubacks(harness: QueueHarness) -> None:
+def test_3_1_1_client_uses_every_verb_after_its_pubacks(harness: BrokerHarness) -> None:
     worker = harness.connect("old", V311)
     join(worker, "$queue/jobs/$group/g/$explicit")
     put(harness.connect("maker"), "$queue/jobs", b"x")
@@ -186,7 +179,7 @@ def test_3_1_1_client_uses_every_verb_after_its_pubacks(harness: QueueHarness) -
     assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (0, 1)
 
 
-def test_explicit_group_is_still_explicit_after_a_restart(harness: QueueHarness) -> None:
+def test_explicit_group_is_still_explicit_after_a_restart(harness: BrokerHarness) -> None:
     worker = harness.connect_persistent("old", V311)
     join(worker, "$queue/jobs/$group/g/$explicit")
     worker.drop()
@@ -199,7 +192,7 @@ def test_explicit_group_is_still_explicit_after_a_restart(harness: QueueHarness)
     assert harness.depth("jobs") == 0
 
 
-def test_subscribing_again_changes_what_a_puback_does(harness: QueueHarness) -> None:
+def test_subscribing_again_changes_what_a_puback_does(harness: BrokerHarness) -> None:
     maker, worker = harness.connect("maker"), harness.connect("old", V311)
     join(worker, "$queue/jobs/$group/g")
     join(worker, "$queue/jobs/$group/g/$explicit")
@@ -212,7 +205,7 @@ def test_subscribing_again_changes_what_a_puback_does(harness: QueueHarness) -> 
     assert harness.depth("jobs") == 1  # x has been delivered as explicit
 
 
-def test_3_1_1_client_settles_by_the_id_in_the_topic(harness: QueueHarness) -> None:
+def test_3_1_1_client_settles_by_the_id_in_the_topic(harness: BrokerHarness) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x")
     worker = harness.connect("old", V311)
     join(worker, "$queue/jobs/$group/g")
@@ -250,7 +243,7 @@ def settlement_packet(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend", "release"])
 def test_every_verb_accepts_every_form_of_message_id(
-    harness: QueueHarness, verb: str, form: str
+    harness: BrokerHarness, verb: str, form: str
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
@@ -284,7 +277,7 @@ def test_every_verb_accepts_every_form_of_message_id(
 
 
 @pytest.mark.parametrize("form", ["property", "json"])
-def test_batch_settles_many_at_once(harness: QueueHarness, form: str) -> None:
+def test_batch_settles_many_at_once(harness: BrokerHarness, form: str) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for _ in range(5):
@@ -296,7 +289,7 @@ def test_batch_settles_many_at_once(harness: QueueHarness, form: str) -> None:
     assert harness.depth("jobs") == 0
 
 
-def test_batch_settles_what_it_can_and_reports_the_rest(harness: QueueHarness) -> None:
+def test_batch_settles_what_it_can_and_reports_the_rest(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -309,7 +302,7 @@ def test_batch_settles_what_it_can_and_reports_the_rest(harness: QueueHarness) -
 
 
 @pytest.mark.parametrize("payload", [b"", b"  ", b"[", b"[]", b"[" * 100_000])
-def test_settlement_without_an_id_is_refused(harness: QueueHarness, payload: bytes) -> None:
+def test_settlement_without_an_id_is_refused(harness: BrokerHarness, payload: bytes) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     reason, why = put(worker, "$queue/jobs/$ack", payload)
@@ -318,7 +311,7 @@ def test_settlement_without_an_id_is_refused(harness: QueueHarness, payload: byt
 
 
 @pytest.mark.parametrize("dots", [".", ".."])
-def test_names_that_rest_paths_cannot_carry_are_refused(harness: QueueHarness, dots: str) -> None:
+def test_names_that_rest_paths_cannot_carry_are_refused(harness: BrokerHarness, dots: str) -> None:
     client = harness.connect("c")
     for topic in (f"$queue/{dots}", f"$queue/a/{dots}/b"):
         reason, why = put(client, topic, b"x")
@@ -342,7 +335,7 @@ def test_names_that_rest_paths_cannot_carry_are_refused(harness: QueueHarness, d
     assert set(harness.queue("jobs").groups) == {"g"}
 
 
-def test_names_of_dots_from_an_earlier_version_still_work(harness: QueueHarness) -> None:
+def test_names_of_dots_from_an_earlier_version_still_work(harness: BrokerHarness) -> None:
     config = read_config({"name": "old/.."})
     queue = harness.engine.lifecycle.create_queue(config.rules(), config.as_json())
     harness.engine.lifecycle.get_or_create_group(queue, "..")
@@ -359,7 +352,7 @@ def test_names_of_dots_from_an_earlier_version_still_work(harness: QueueHarness)
 DEEPEST = "/".join(["a"] * MAX_BINDING_LEVELS)
 
 
-def test_levels_of_a_new_binding_are_limited(harness: QueueHarness) -> None:
+def test_levels_of_a_new_binding_are_limited(harness: BrokerHarness) -> None:
     client = harness.connect("c")
     for nth, (topic, expected) in enumerate(((DEEPEST, 0), (DEEPEST + "/a", 0x99))):
         config = {"name": f"q{nth}", "bindings": [topic]}
@@ -373,7 +366,7 @@ def test_levels_of_a_new_binding_are_limited(harness: QueueHarness) -> None:
         check_templates(settings, lambda url: "")
 
 
-def make_bound(harness: QueueHarness, *topics: str) -> None:
+def make_bound(harness: BrokerHarness, *topics: str) -> None:
     """Create a queue with bindings that only an earlier version accepted."""
     bindings = [{"topic": topic, "headers": {}} for topic in topics]
     rules = read_config({}, "old").rules()
@@ -396,7 +389,7 @@ class RecordingClusterPort(ClusterPort):
 
 
 def test_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     """Each level of a binding is a level of the tree by which nodes route publishes."""
     make_bound(harness, DEEPEST, DEEPEST + "/a")
@@ -415,7 +408,7 @@ def test_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(
     assert len(harness.warnings) == 1
 
 
-def test_deeper_bindings_from_an_earlier_version_still_work(harness: QueueHarness) -> None:
+def test_deeper_bindings_from_an_earlier_version_still_work(harness: BrokerHarness) -> None:
     deep = "/".join(["a"] * 600)
     make_bound(harness, deep)
     harness.restart()
@@ -428,7 +421,7 @@ def test_deeper_bindings_from_an_earlier_version_still_work(harness: QueueHarnes
 
 
 @pytest.mark.parametrize("how", ["payload", "properties"])
-def test_settlements_per_publish_are_limited(harness: QueueHarness, how: str) -> None:
+def test_settlements_per_publish_are_limited(harness: BrokerHarness, how: str) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -443,13 +436,13 @@ def test_settlements_per_publish_are_limited(harness: QueueHarness, how: str) ->
         assert harness.depth("jobs") == (1 if answer == 0x97 else 0)
 
 
-def test_ids_per_message_are_limited(harness: QueueHarness) -> None:
+def test_ids_per_message_are_limited(harness: BrokerHarness) -> None:
     client = harness.connect("c")
     assert put(client, "$queue/jobs", b"x", user=[("message-id", "a")] * 1001)[0] == 0x97
     assert harness.depth("jobs") == 0
 
 
-def test_configuration_with_many_errors_reports_ten(harness: QueueHarness) -> None:
+def test_configuration_with_many_errors_reports_ten(harness: BrokerHarness) -> None:
     client = harness.connect("c")
     config = {"name": "a", **{f"key{nth}": 1 for nth in range(500)}}
     reason, why = put(client, "$admin/queue/create", json.dumps(config).encode())
@@ -473,7 +466,7 @@ VERBS = ["ack", "nack", "reject", "extend", "release"]
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("settler", ["other client", "worker-2", "consumer of another group"])
 def test_delivery_of_another_client_is_settled_by_its_token_only(
-    harness: QueueHarness, verb: str, settler: str
+    harness: BrokerHarness, verb: str, settler: str
 ) -> None:
     """An id is easily guessed: neither the group name nor a matching client id is enough."""
     worker = harness.connect("worker-1")
@@ -501,7 +494,7 @@ def test_delivery_of_another_client_is_settled_by_its_token_only(
         assert harness.depth("jobs") == 0
 
 
-def test_batch_of_ids_held_by_others_settles_none(harness: QueueHarness) -> None:
+def test_batch_of_ids_held_by_others_settles_none(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for _ in range(3):
@@ -516,7 +509,7 @@ def test_batch_of_ids_held_by_others_settles_none(harness: QueueHarness) -> None
 
 
 def test_undelivered_message_cannot_be_settled_by_any_token(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=1)
@@ -540,7 +533,7 @@ def test_undelivered_message_cannot_be_settled_by_any_token(
     assert harness.depth("jobs") == 2
 
 
-def test_client_settles_its_deliveries_after_unsubscribing(harness: QueueHarness) -> None:
+def test_client_settles_its_deliveries_after_unsubscribing(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -550,7 +543,7 @@ def test_client_settles_its_deliveries_after_unsubscribing(harness: QueueHarness
     assert harness.depth("jobs") == 0
 
 
-def test_tokens_are_unpredictable(harness: QueueHarness) -> None:
+def test_tokens_are_unpredictable(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=100)
     for _ in range(50):
@@ -565,7 +558,7 @@ def test_tokens_are_unpredictable(harness: QueueHarness) -> None:
 
 
 def test_consumer_cannot_settle_a_delivery_of_another_consumer_of_its_group(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     first, second = harness.connect("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs")
@@ -580,7 +573,7 @@ def test_consumer_cannot_settle_a_delivery_of_another_consumer_of_its_group(
     assert harness.depth("jobs") == 1
 
 
-def test_old_token_settles_nothing_and_the_new_one_does(harness: QueueHarness) -> None:
+def test_old_token_settles_nothing_and_the_new_one_does(harness: BrokerHarness) -> None:
     first, second = harness.connect("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs")
     put(first, "$queue/jobs", b"x")
@@ -602,7 +595,7 @@ def test_old_token_settles_nothing_and_the_new_one_does(harness: QueueHarness) -
 
 
 @pytest.mark.parametrize("token", ["zzz", "-1", "f" * 40, "0"])
-def test_malformed_token_settles_nothing(harness: QueueHarness, token: str) -> None:
+def test_malformed_token_settles_nothing(harness: BrokerHarness, token: str) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -613,7 +606,7 @@ def test_malformed_token_settles_nothing(harness: QueueHarness, token: str) -> N
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend", "release"])
 def test_settling_a_settled_or_unknown_message_is_reported(
-    harness: QueueHarness, verb: str
+    harness: BrokerHarness, verb: str
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
@@ -629,7 +622,7 @@ def test_settling_a_settled_or_unknown_message_is_reported(
         assert why
 
 
-def test_refused_qos_2_settlement_is_completed(harness: QueueHarness) -> None:
+def test_refused_qos_2_settlement_is_completed(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert put(worker, "$queue/jobs/$ack", b"1-1", qos=2)[0] == 0x10
@@ -637,7 +630,7 @@ def test_refused_qos_2_settlement_is_completed(harness: QueueHarness) -> None:
     worker.first_ack(PUBCOMP, 2, 0)
 
 
-def test_3_1_1_client_is_not_disconnected_for_a_late_settlement(harness: QueueHarness) -> None:
+def test_3_1_1_client_is_not_disconnected_for_a_late_settlement(harness: BrokerHarness) -> None:
     worker = harness.connect("old", V311)
     join(worker, "$queue/jobs")
     for qos in (0, 1):

@@ -10,13 +10,14 @@ import json
 import pytest
 
 from sluice.wire.properties import PUBACK
-from tests.broker.namespaces.kit import QueueHarness, join, put, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, put, settle, take
 
 WHY = "Redis has no memory"
 
 
-def stalled() -> QueueHarness:
-    harness = QueueHarness()
+def stalled() -> BrokerHarness:
+    harness = BrokerHarness()
     harness.store.hold()
     harness.broker.router.set_unavailable(WHY)
     harness.engine.publishing.unavailable_reason = WHY
@@ -25,7 +26,7 @@ def stalled() -> QueueHarness:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_publish_for_a_persistent_session_is_refused_with_the_reason(qos: int) -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     lasting = harness.connect_persistent("lasting")
     lasting.subscribe("mail", qos=2)
     device = harness.connect("device")
@@ -41,7 +42,7 @@ def test_publish_for_a_persistent_session_is_refused_with_the_reason(qos: int) -
 
 
 def test_member_of_a_shared_subscription_counts_too() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     harness.connect_persistent("lasting").subscribe("$share/g/mail", qos=1)
     device = harness.connect("device")
     harness.broker.router.set_unavailable(WHY)
@@ -49,7 +50,7 @@ def test_member_of_a_shared_subscription_counts_too() -> None:
 
 
 def test_qos_2_publish_of_a_persistent_session_is_refused_at_once() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     device = harness.connect_persistent("device")
     harness.broker.router.set_unavailable(WHY)
     assert put(device, "anything", b"x", 2)[0] == 0x83
@@ -68,7 +69,7 @@ def test_qos_0_retained_message_reaches_subscribers_and_is_not_stored() -> None:
 
 
 def test_paused_publisher_is_refused_instead() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     device = harness.connect("device")
     harness.store.hold()
     device.publish("state/first", b"x", 1, retain=True)  # this frame is being committed
@@ -91,8 +92,8 @@ def test_paused_publisher_is_refused_instead() -> None:
     assert harness.broker.router.retained.count == 10
 
 
-def harness_without_space() -> QueueHarness:
-    harness = QueueHarness()
+def harness_without_space() -> BrokerHarness:
+    harness = BrokerHarness()
     config = json.dumps({"name": "copies", "bindings": ["sensors/#"]}).encode()
     assert put(harness.connect("admin"), "$admin/queue/create", config)[0] == 0
     harness.broker.router.is_out_of_space = True
@@ -115,7 +116,7 @@ def test_publish_without_space_is_refused_with_quota_exceeded() -> None:
 MEMORY = "the broker uses 2 GiB of memory, and limits.memory is 1 GiB"
 
 
-def exceed_memory_limit(harness: QueueHarness) -> None:
+def exceed_memory_limit(harness: BrokerHarness) -> None:
     router, engine = harness.broker.router, harness.engine
     router.is_out_of_space = router.is_out_of_memory = engine.publishing.is_out_of_space = (
         engine.publishing.is_out_of_memory
@@ -125,7 +126,7 @@ def exceed_memory_limit(harness: QueueHarness) -> None:
 
 
 def test_above_memory_limit_whatever_would_be_stored_is_refused_with_a_remedy() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     config = json.dumps({"name": "copies", "bindings": ["sensors/#"]}).encode()
     assert put(harness.connect("admin"), "$admin/queue/create", config)[0] == 0
     harness.connect_persistent("lasting").subscribe("mail", qos=1)
@@ -149,7 +150,7 @@ def test_above_memory_limit_whatever_would_be_stored_is_refused_with_a_remedy() 
 
 
 def test_above_memory_limit_deliveries_settlements_and_administration_continue() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=1)
     device = harness.connect("device")
@@ -169,7 +170,7 @@ def test_above_memory_limit_deliveries_settlements_and_administration_continue()
 
 def test_above_memory_limit_an_mqtt_3_client_is_disconnected() -> None:
     """It has no reason code: an acknowledgement would be a promise."""
-    harness = QueueHarness()
+    harness = BrokerHarness()
     device = harness.connect("device", 4)
     exceed_memory_limit(harness)
     device.publish("$queue/jobs", b"x", 1)

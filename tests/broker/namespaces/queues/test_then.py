@@ -9,19 +9,12 @@ import pytest
 
 from sluice.broker.acl import AccessControlList, Grant
 from sluice.wire.packets import Publish
-from tests.broker.kit import Client
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
+from tests.broker.peers import Client
 
 
-def work(harness: QueueHarness, count: int = 1) -> tuple[Client, list[Publish]]:
+def work(harness: BrokerHarness, count: int = 1) -> tuple[Client, list[Publish]]:
     """Return a worker of `tasks` and its deliveries."""
     author = harness.connect("author")
     for number in range(count):
@@ -31,7 +24,7 @@ def work(harness: QueueHarness, count: int = 1) -> tuple[Client, list[Publish]]:
     return worker, take(worker)
 
 
-def create(harness: QueueHarness, config: dict[str, object]) -> None:
+def create(harness: BrokerHarness, config: dict[str, object]) -> None:
     author = harness.connect("author")
     assert put(author, "$admin/queue/create", json.dumps(config).encode()) == (0, "")
 
@@ -40,7 +33,7 @@ def then(topic: str, payload: str = "next", **more: object) -> str:
     return json.dumps({"topic": topic, "payload": payload, **more})
 
 
-def test_ack_and_its_messages_are_one_step(harness: QueueHarness) -> None:
+def test_ack_and_its_messages_are_one_step(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     more: dict[str, Any] = {
         "properties": {"partition-key": "k", "message-id": "m-1"},
@@ -62,7 +55,7 @@ def test_ack_and_its_messages_are_one_step(harness: QueueHarness) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_power_cut_undoes_both_or_neither(harness: QueueHarness, keep: int) -> None:
+def test_power_cut_undoes_both_or_neither(harness: BrokerHarness, keep: int) -> None:
     worker, (message,) = work(harness)
     harness.store.hold()
     options = {"message-id": delivery_properties(message)["message-id"]}
@@ -74,7 +67,7 @@ def test_power_cut_undoes_both_or_neither(harness: QueueHarness, keep: int) -> N
     assert harness.depth("tasks") == 1 - harness.depth("next")
 
 
-def test_messages_are_given_as_payload_too(harness: QueueHarness) -> None:
+def test_messages_are_given_as_payload_too(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     body = json.dumps(
         [
@@ -96,7 +89,7 @@ def test_messages_are_given_as_payload_too(harness: QueueHarness) -> None:
     assert payloads(take(reader)) == [b"\x00\x01\xff"]
 
 
-def test_refused_message_refuses_the_step_and_the_lease_stays(harness: QueueHarness) -> None:
+def test_refused_message_refuses_the_step_and_the_lease_stays(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     create(harness, {"name": "small", "limits": {"max_queue_depth": 1}})
     put(worker, "$queue/small", b"full")
@@ -110,7 +103,7 @@ def test_refused_message_refuses_the_step_and_the_lease_stays(harness: QueueHarn
     assert (harness.depth("tasks"), harness.depth("next")) == (0, 1)
 
 
-def test_all_messages_are_checked_before_the_first_is_published(harness: QueueHarness) -> None:
+def test_all_messages_are_checked_before_the_first_is_published(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     create(harness, {"name": "small", "limits": {"max_queue_depth": 1}})
     ident = ("message-id", delivery_properties(message)["message-id"])
@@ -120,7 +113,7 @@ def test_all_messages_are_checked_before_the_first_is_published(harness: QueueHa
     assert (harness.depth("tasks"), harness.depth("next"), harness.depth("small")) == (1, 0, 0)
 
 
-def test_message_that_the_rules_deny_refuses_the_step(harness: QueueHarness) -> None:
+def test_message_that_the_rules_deny_refuses_the_step(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     rules = AccessControlList([])
     harness.broker.registry.sessions["worker-1"].grant = Grant(rules, "", "worker-1")
@@ -131,14 +124,14 @@ def test_message_that_the_rules_deny_refuses_the_step(harness: QueueHarness) -> 
     assert (harness.depth("tasks"), harness.depth("next")) == (1, 0)
 
 
-def test_step_that_is_repeated_happens_once(harness: QueueHarness) -> None:
+def test_step_that_is_repeated_happens_once(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     assert settle(worker, "ack", message, then=then("$queue/next")) == (0, "")
     assert settle(worker, "ack", message, then=then("$queue/next"))[0] == 0x10
     assert harness.depth("next") == 1
 
 
-def test_batch_is_settled_as_a_whole(harness: QueueHarness) -> None:
+def test_batch_is_settled_as_a_whole(harness: BrokerHarness) -> None:
     worker, messages = work(harness, 3)
     ids = [("message-id", delivery_properties(one)["message-id"]) for one in messages]
     known = [("then", then("$queue/next"))]
@@ -148,7 +141,7 @@ def test_batch_is_settled_as_a_whole(harness: QueueHarness) -> None:
     assert (harness.depth("tasks"), harness.depth("next")) == (0, 1)
 
 
-def test_bound_queues_get_their_copies(harness: QueueHarness) -> None:
+def test_bound_queues_get_their_copies(harness: BrokerHarness) -> None:
     worker, (message,) = work(harness)
     create(harness, {"name": "copy", "bindings": ["$queue/next"]})
     assert settle(worker, "ack", message, then=then("$queue/next")) == (0, "")

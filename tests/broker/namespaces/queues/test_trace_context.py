@@ -11,7 +11,8 @@ import json
 import pytest
 
 from sluice.wire.packets import Publish
-from tests.broker.namespaces.kit import QueueHarness, delivery_properties, join, put, settle, take
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, put, settle, take
 
 TRACE = [
     ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
@@ -28,11 +29,11 @@ def trace_of(message: Publish) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def harness() -> QueueHarness:
-    return QueueHarness([("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "5s"}})])
+def harness() -> BrokerHarness:
+    return BrokerHarness([("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "5s"}})])
 
 
-def test_trace_context_survives_delivery_retry_and_dead_letter(harness: QueueHarness) -> None:
+def test_trace_context_survives_delivery_retry_and_dead_letter(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert put(worker, "$queue/jobs", b"x", user=TRACE)[0] == 0
@@ -51,7 +52,7 @@ def test_trace_context_survives_delivery_retry_and_dead_letter(harness: QueueHar
 
 
 @pytest.mark.parametrize("end", ["kill", "restart"])
-def test_trace_context_survives_a_restart(harness: QueueHarness, end: str) -> None:
+def test_trace_context_survives_a_restart(harness: BrokerHarness, end: str) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x", user=TRACE)
     getattr(harness, end)()
     worker = harness.connect("worker-1")
@@ -65,7 +66,7 @@ def test_trace_context_survives_a_restart(harness: QueueHarness, end: str) -> No
     assert trace_of(take(reader)[0]) == TRACE
 
 
-def test_every_group_gets_the_trace_context(harness: QueueHarness) -> None:
+def test_every_group_gets_the_trace_context(harness: BrokerHarness) -> None:
     workers = [harness.connect("billing-1"), harness.connect("mailing-1")]
     for worker in workers:
         join(worker, "$queue/jobs")
@@ -75,7 +76,7 @@ def test_every_group_gets_the_trace_context(harness: QueueHarness) -> None:
 
 
 def test_bound_message_has_its_trace_context() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     worker = harness.connect("worker-1")
     put(
         worker,
@@ -87,7 +88,7 @@ def test_bound_message_has_its_trace_context() -> None:
     assert trace_of(take(worker)[0]) == TRACE
 
 
-def test_message_without_a_trace_context_gets_none(harness: QueueHarness) -> None:
+def test_message_without_a_trace_context_gets_none(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")

@@ -11,16 +11,9 @@ import pytest
 from sluice.placement import fnv1a32
 from sluice.wire.packets import V311, Ack, Publish
 from sluice.wire.properties import PUBACK
-from tests.broker.kit import MIDDAY
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.loop import MIDDAY
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
 
 MIDDAY_TEXT = datetime.fromtimestamp(MIDDAY, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
@@ -28,7 +21,7 @@ MIDDAY_TEXT = datetime.fromtimestamp(MIDDAY, UTC).strftime("%Y-%m-%dT%H:%M:%S.00
 
 
 def test_id_within_the_dedup_window_is_acknowledged_and_not_stored_again(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     maker = harness.connect("maker")
     for _ in range(3):
@@ -39,14 +32,14 @@ def test_id_within_the_dedup_window_is_acknowledged_and_not_stored_again(
     assert harness.depth("jobs") == 2
 
 
-def test_dedup_window_survives_a_crash(harness: QueueHarness) -> None:
+def test_dedup_window_survives_a_crash(harness: BrokerHarness) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "order-7"})
     harness.crash()
     put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "order-7"})
     assert harness.depth("jobs") == 1
 
 
-def test_messages_of_one_key_stay_in_one_partition_in_order(harness: QueueHarness) -> None:
+def test_messages_of_one_key_stay_in_one_partition_in_order(harness: BrokerHarness) -> None:
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for nth in range(4):
@@ -61,7 +54,7 @@ def test_messages_of_one_key_stay_in_one_partition_in_order(harness: QueueHarnes
 
 
 def test_higher_priority_is_delivered_first() -> None:
-    harness = QueueHarness([("jobs", {"partitions": 1})])
+    harness = BrokerHarness([("jobs", {"partitions": 1})])
     maker = harness.connect("maker")
     for priority in ("0", "9", "5"):
         put(maker, "$queue/jobs", priority.encode(), options={"priority": priority})
@@ -81,7 +74,7 @@ def test_higher_priority_is_delivered_first() -> None:
     ],
 )
 def test_delayed_message_is_delivered_when_due(
-    harness: QueueHarness, option: dict[str, object]
+    harness: BrokerHarness, option: dict[str, object]
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
@@ -92,7 +85,7 @@ def test_delayed_message_is_delivered_when_due(
     assert payloads(take(worker)) == [b"later"]
 
 
-def test_delay_survives_a_crash(harness: QueueHarness) -> None:
+def test_delay_survives_a_crash(harness: BrokerHarness) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"later", options={"delay": "1h"})
     harness.advance(1800)
     harness.crash()
@@ -104,7 +97,7 @@ def test_delay_survives_a_crash(harness: QueueHarness) -> None:
     assert payloads(take(worker)) == [b"later"]
 
 
-def test_message_expiry_is_the_time_to_live(harness: QueueHarness) -> None:
+def test_message_expiry_is_the_time_to_live(harness: BrokerHarness) -> None:
     maker = harness.connect("maker")
     put(maker, "$queue/jobs", b"short", message_expiry=60)
     put(maker, "$queue/jobs", b"long", message_expiry=3600)
@@ -119,7 +112,7 @@ def test_message_expiry_is_the_time_to_live(harness: QueueHarness) -> None:
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/worker-1/jobs"])
 @pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.3, 0.999])
 def test_delivery_never_shows_a_longer_expiry_than_published(
-    harness: QueueHarness, topic: str, seconds: float
+    harness: BrokerHarness, topic: str, seconds: float
 ) -> None:
     harness.advance(seconds)
     worker = harness.connect("worker-1")
@@ -130,7 +123,7 @@ def test_delivery_never_shows_a_longer_expiry_than_published(
 
 
 def test_maximum_expiry_is_stored_where_nothing_else_limits_it() -> None:
-    harness = QueueHarness([("#", {"limits": {"message_ttl": "0s"}})])
+    harness = BrokerHarness([("#", {"limits": {"message_ttl": "0s"}})])
     put(harness.connect("maker"), "$queue/jobs", b"x", message_expiry=0xFFFF_FFFF)
     harness.crash()
     worker = harness.connect("worker-1")
@@ -154,7 +147,7 @@ def test_maximum_expiry_is_stored_where_nothing_else_limits_it() -> None:
     ],
 )
 def test_property_with_an_impossible_value_is_refused_by_name(
-    harness: QueueHarness, option: dict[str, object]
+    harness: BrokerHarness, option: dict[str, object]
 ) -> None:
     client = harness.connect("maker")
     reason, why = put(client, "$queue/jobs", b"x", options=option)
@@ -167,7 +160,7 @@ def test_property_with_an_impossible_value_is_refused_by_name(
 # ---- fields of a delivery
 
 
-def test_delivery_carries_what_is_needed_to_settle_it(harness: QueueHarness) -> None:
+def test_delivery_carries_what_is_needed_to_settle_it(harness: BrokerHarness) -> None:
     maker = harness.connect("maker")
     put(maker, "$queue/jobs/a", b"first", options={"partition-key": "k"})
     harness.advance(1.5)
@@ -205,7 +198,7 @@ def test_delivery_carries_what_is_needed_to_settle_it(harness: QueueHarness) -> 
     )
 
 
-def test_other_user_properties_arrive_unchanged(harness: QueueHarness) -> None:
+def test_other_user_properties_arrive_unchanged(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(
@@ -227,7 +220,7 @@ def test_other_user_properties_arrive_unchanged(harness: QueueHarness) -> None:
     assert message.payload == b"\x00\xff"
 
 
-def test_user_properties_survive_a_crash(harness: QueueHarness) -> None:
+def test_user_properties_survive_a_crash(harness: BrokerHarness) -> None:
     put(harness.connect("maker"), "$queue/jobs", b"x", user=[("a", "1")], content_type="text/plain")
     harness.crash()
     worker = harness.connect("worker-1")
@@ -251,13 +244,13 @@ def test_user_properties_survive_a_crash(harness: QueueHarness) -> None:
     ],
 )
 def test_without_a_group_the_client_id_is_the_group(
-    harness: QueueHarness, client_id: str, group: str
+    harness: BrokerHarness, client_id: str, group: str
 ) -> None:
     join(harness.connect(client_id), "$queue/jobs")
     assert list(harness.queue("jobs").groups) == [group]
 
 
-def test_every_group_gets_every_message_at_one_of_its_members(harness: QueueHarness) -> None:
+def test_every_group_gets_every_message_at_one_of_its_members(harness: BrokerHarness) -> None:
     clients = [harness.connect(f"c{nth}") for nth in range(4)]
     for nth, client in enumerate(clients):
         join(client, "$queue/jobs", consumer_group="even" if nth % 2 == 0 else "odd")
@@ -272,7 +265,7 @@ def test_every_group_gets_every_message_at_one_of_its_members(harness: QueueHarn
     assert got[0] and got[1] and got[2] and got[3]
 
 
-def test_prefetch_limits_the_deliveries_of_a_consumer(harness: QueueHarness) -> None:
+def test_prefetch_limits_the_deliveries_of_a_consumer(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=3)
     for nth in range(10):
@@ -286,7 +279,7 @@ def test_prefetch_limits_the_deliveries_of_a_consumer(harness: QueueHarness) -> 
 
 
 def test_queue_configures_the_default_prefetch() -> None:
-    harness = QueueHarness([("#", {"performance": {"prefetch": 2}})])
+    harness = BrokerHarness([("#", {"performance": {"prefetch": 2}})])
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for nth in range(10):
@@ -294,7 +287,7 @@ def test_queue_configures_the_default_prefetch() -> None:
     assert len(take(worker)) == 2
 
 
-def test_with_puback_settlement_a_puback_acks(harness: QueueHarness) -> None:
+def test_with_puback_settlement_a_puback_acks(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"x")
@@ -304,7 +297,7 @@ def test_with_puback_settlement_a_puback_acks(harness: QueueHarness) -> None:
     assert harness.depth("jobs") == 0
 
 
-def test_with_puback_settlement_an_error_nacks(harness: QueueHarness) -> None:
+def test_with_puback_settlement_an_error_nacks(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"x")
@@ -320,7 +313,7 @@ def test_with_puback_settlement_an_error_nacks(harness: QueueHarness) -> None:
 
 
 def test_mqtt_5_clients_settle_explicitly_and_3_1_1_clients_by_puback_by_default(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     new, old = harness.connect("new"), harness.connect("old", V311)
     join(new, "$queue/jobs")
@@ -334,7 +327,7 @@ def test_mqtt_5_clients_settle_explicitly_and_3_1_1_clients_by_puback_by_default
     assert harness.depth("jobs") == 0
 
 
-def test_with_puback_settlement_qos_0_is_acked_when_sent(harness: QueueHarness) -> None:
+def test_with_puback_settlement_qos_0_is_acked_when_sent(harness: BrokerHarness) -> None:
     worker = harness.connect("old", V311)
     assert join(worker, "$queue/jobs", qos=0)[0] == 0
     put(harness.connect("maker"), "$queue/jobs", b"x")
@@ -343,7 +336,7 @@ def test_with_puback_settlement_qos_0_is_acked_when_sent(harness: QueueHarness) 
     assert harness.depth("jobs") == 0
 
 
-def test_puback_after_another_settlement_changes_nothing(harness: QueueHarness) -> None:
+def test_puback_after_another_settlement_changes_nothing(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"x")
@@ -356,7 +349,7 @@ def test_puback_after_another_settlement_changes_nothing(harness: QueueHarness) 
     assert harness.depth("jobs") == 0
 
 
-def test_puback_after_unsubscribing_settles_nothing(harness: QueueHarness) -> None:
+def test_puback_after_unsubscribing_settles_nothing(harness: BrokerHarness) -> None:
     first, second = harness.connect("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs", ack_mode="puback")
     put(first, "$queue/jobs", b"x")
@@ -371,7 +364,7 @@ def test_puback_after_unsubscribing_settles_nothing(harness: QueueHarness) -> No
     first.ping()
 
 
-def test_puback_after_another_consumer_settled_is_harmless(harness: QueueHarness) -> None:
+def test_puback_after_another_consumer_settled_is_harmless(harness: BrokerHarness) -> None:
     first, second = harness.connect("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs", ack_mode="puback")
     put(first, "$queue/jobs", b"x")
@@ -384,7 +377,7 @@ def test_puback_after_another_consumer_settled_is_harmless(harness: QueueHarness
     assert harness.depth("jobs") == 0
 
 
-def create_retaining_queue(harness: QueueHarness, count: int) -> None:
+def create_retaining_queue(harness: BrokerHarness, count: int) -> None:
     """Create a queue that retains settled messages, with `count` messages one minute apart."""
     maker = harness.connect("maker")
     for nth in range(count):
@@ -411,7 +404,7 @@ KEEPING = [
     ],
 )
 def test_new_group_starts_at_the_requested_position(start: str, first: int) -> None:
-    harness = QueueHarness(KEEPING)
+    harness = BrokerHarness(KEEPING)
     create_retaining_queue(harness, 5)
     worker = harness.connect("worker-1")
     assert join(worker, "$queue/jobs", start=start) == (1, "")
@@ -419,7 +412,7 @@ def test_new_group_starts_at_the_requested_position(start: str, first: int) -> N
     assert payloads(take(worker)) == [b"%d" % nth for nth in range(first, 6)]
 
 
-def test_existing_group_continues_at_its_position(harness: QueueHarness) -> None:
+def test_existing_group_continues_at_its_position(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -429,7 +422,7 @@ def test_existing_group_continues_at_its_position(harness: QueueHarness) -> None
     assert other.take() == []
 
 
-def test_only_consumers_of_the_highest_priority_are_served(harness: QueueHarness) -> None:
+def test_only_consumers_of_the_highest_priority_are_served(harness: BrokerHarness) -> None:
     low, high = harness.connect("worker-low"), harness.connect("worker-high")
     join(low, "$queue/jobs")
     join(high, "$queue/jobs", consumer_priority=5)
@@ -440,7 +433,7 @@ def test_only_consumers_of_the_highest_priority_are_served(harness: QueueHarness
     assert len(take(low)) == 5
 
 
-def test_exclusive_consumer_is_served_alone(harness: QueueHarness) -> None:
+def test_exclusive_consumer_is_served_alone(harness: BrokerHarness) -> None:
     first, second = harness.connect("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs", exclusive="true")
     join(second, "$queue/jobs")
@@ -469,7 +462,7 @@ def test_exclusive_consumer_is_served_alone(harness: QueueHarness) -> None:
     ],
 )
 def test_impossible_subscribe_option_refuses_the_subscription(
-    harness: QueueHarness, option: dict[str, Any]
+    harness: BrokerHarness, option: dict[str, Any]
 ) -> None:
     worker = harness.connect("worker-1")
     reason, why = join(
@@ -482,14 +475,14 @@ def test_impossible_subscribe_option_refuses_the_subscription(
 
 
 @pytest.mark.parametrize("group", ["+", "#", "a$b"])
-def test_invalid_group_in_the_topic_is_refused(harness: QueueHarness, group: str) -> None:
+def test_invalid_group_in_the_topic_is_refused(harness: BrokerHarness, group: str) -> None:
     reason, why = join(harness.connect("worker-1"), f"$queue/jobs/$group/{group}")
     assert reason in (0x83, 0x8F)
     assert why
 
 
 def test_delivery_too_large_for_its_consumer_is_retried_and_dead_lettered() -> None:
-    harness = QueueHarness(
+    harness = BrokerHarness(
         [("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "1s"}})]
     )
     worker = harness.connect("worker-1", maximum_packet_size=500)
@@ -505,7 +498,7 @@ def test_delivery_too_large_for_its_consumer_is_retried_and_dead_lettered() -> N
 
 
 def test_message_that_became_too_large_for_its_consumer_fails_at_once() -> None:
-    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
+    harness = BrokerHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
     worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(harness.connect("maker"), "$queue/jobs", b"x" * 1000)
@@ -522,7 +515,7 @@ def deliveries(messages: list[Publish]) -> list[tuple[bytes, str]]:
     return [(message.payload, delivery_properties(message)["attempt"]) for message in messages]
 
 
-def test_nack_with_delay_redelivers_after_it_and_without_at_once(harness: QueueHarness) -> None:
+def test_nack_with_delay_redelivers_after_it_and_without_at_once(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
@@ -535,7 +528,7 @@ def test_nack_with_delay_redelivers_after_it_and_without_at_once(harness: QueueH
     assert deliveries(take(worker)) == [(b"x", "3")]
 
 
-def test_nack_with_an_invalid_delay_is_refused_and_changes_nothing(harness: QueueHarness) -> None:
+def test_nack_with_an_invalid_delay_is_refused_and_changes_nothing(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")

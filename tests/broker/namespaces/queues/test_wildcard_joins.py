@@ -16,14 +16,15 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from tests.broker.kit import Client, props
-from tests.broker.namespaces.kit import QueueHarness, join, put
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import join, put
+from tests.broker.peers import Client, props
 
 QUEUES = 60
 
 
-def build(count: int = QUEUES) -> QueueHarness:
-    harness = QueueHarness()
+def build(count: int = QUEUES) -> BrokerHarness:
+    harness = BrokerHarness()
     queue_handler = harness.core.queue_handler
     for nth in range(count):
         queue_handler.create_queue(f"q/{nth}")
@@ -31,7 +32,7 @@ def build(count: int = QUEUES) -> QueueHarness:
     return harness
 
 
-def slow_clock(harness: QueueHarness) -> None:
+def slow_clock(harness: BrokerHarness) -> None:
     """From now on each read of the clock advances it by 4 ms."""
     harness.loop.tick = 0.004
 
@@ -42,17 +43,17 @@ def send_subscribe(client: Client, topic_filter: str = "$queue/#", group: str = 
     client.connection.data_received(encode(Subscribe(client.next_id(), requests, properties), V5))
 
 
-def consumers(harness: QueueHarness) -> int:
+def consumers(harness: BrokerHarness) -> int:
     assert verify(harness.engine.queues) == []
     return sum(int(queue.consumer_count) for queue in harness.engine.queues.values())
 
 
-def paused(harness: QueueHarness) -> int:
+def paused(harness: BrokerHarness) -> int:
     groups = harness.engine.groups.values()
     return sum(consumer.is_paused for group in groups for consumer in group.consumers)
 
 
-def steps_until_pong(harness: QueueHarness, client: Client) -> int:
+def steps_until_pong(harness: BrokerHarness, client: Client) -> int:
     client.connection.data_received(encode(Pingreq(), V5))
     for step in range(1, 1000):
         harness.loop.step()

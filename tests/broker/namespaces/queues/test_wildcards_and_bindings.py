@@ -10,21 +10,14 @@ import pytest
 from sluice.broker.sys_topics import SysTopics
 from sluice.queues.service.templates import Template
 from sluice.wire.properties import PUBACK, PUBREC
-from tests.broker.kit import Client, will
-from tests.broker.namespaces.kit import (
-    QueueHarness,
-    delivery_properties,
-    join,
-    payloads,
-    put,
-    settle,
-    take,
-)
+from tests.broker.kit import BrokerHarness
+from tests.broker.namespaces.kit import delivery_properties, join, payloads, put, settle, take
+from tests.broker.peers import Client, will
 
 # ---- wildcards
 
 
-def test_wildcard_joins_every_matching_queue_now_and_later(harness: QueueHarness) -> None:
+def test_wildcard_joins_every_matching_queue_now_and_later(harness: BrokerHarness) -> None:
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     put(maker, "$queue/tasks/a", b"before")
     put(maker, "$queue/others/a", b"other")
@@ -39,7 +32,7 @@ def test_wildcard_joins_every_matching_queue_now_and_later(harness: QueueHarness
         assert settle(worker, "ack", message) == (0, "")
 
 
-def test_plus_matches_one_level(harness: QueueHarness) -> None:
+def test_plus_matches_one_level(harness: BrokerHarness) -> None:
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     join(worker, "$queue/+/image")
     for name in ("a/image", "b/image", "a/b/image", "a/text"):
@@ -47,7 +40,7 @@ def test_plus_matches_one_level(harness: QueueHarness) -> None:
     assert sorted(payloads(take(worker))) == [b"a/image", b"b/image"]
 
 
-def test_wildcard_works_with_a_group_in_the_topic(harness: QueueHarness) -> None:
+def test_wildcard_works_with_a_group_in_the_topic(harness: BrokerHarness) -> None:
     maker, worker = harness.connect("maker"), harness.connect("old", 4)
     join(worker, "$queue/+/image/$group/g")
     put(maker, "$queue/a/image", b"x")
@@ -58,7 +51,7 @@ def test_wildcard_works_with_a_group_in_the_topic(harness: QueueHarness) -> None
 
 @pytest.mark.parametrize("topic_filter", ["$queue/#", "$queue/+/jobs", "$queue/+/#"])
 def test_wildcard_does_not_match_dead_letter_queues_implicitly(
-    harness: QueueHarness, topic_filter: str
+    harness: BrokerHarness, topic_filter: str
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, topic_filter)
@@ -66,7 +59,7 @@ def test_wildcard_does_not_match_dead_letter_queues_implicitly(
     assert worker.take() == []
 
 
-def test_wildcard_that_names_dead_letter_queues_matches_them(harness: QueueHarness) -> None:
+def test_wildcard_that_names_dead_letter_queues_matches_them(harness: BrokerHarness) -> None:
     worker, reader = harness.connect("worker-1"), harness.connect("reader-1")
     join(reader, "$queue/dlq/#")
     join(worker, "$queue/a/b")
@@ -75,7 +68,7 @@ def test_wildcard_that_names_dead_letter_queues_matches_them(harness: QueueHarne
     assert payloads(take(reader)) == [b"x"]
 
 
-def test_unsubscribing_a_wildcard_leaves_its_queues_and_later_ones(harness: QueueHarness) -> None:
+def test_unsubscribing_a_wildcard_leaves_its_queues_and_later_ones(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/tasks/#")
     put(worker, "$queue/tasks/a", b"1")
@@ -89,7 +82,7 @@ def test_unsubscribing_a_wildcard_leaves_its_queues_and_later_ones(harness: Queu
 
 @pytest.mark.parametrize("wild_first", [True, False])
 def test_name_and_wildcard_together_deliver_once_and_can_be_unsubscribed_separately(
-    harness: QueueHarness, wild_first: bool
+    harness: BrokerHarness, wild_first: bool
 ) -> None:
     worker = harness.connect("worker-1")
     filters = ["$queue/tasks/#", "$queue/tasks/a"]
@@ -111,7 +104,7 @@ def test_name_and_wildcard_together_deliver_once_and_can_be_unsubscribed_separat
 
 
 def test_wildcard_in_another_group_takes_over_when_the_name_is_unsubscribed(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/tasks/a/$group/own")
@@ -124,7 +117,7 @@ def test_wildcard_in_another_group_takes_over_when_the_name_is_unsubscribed(
     assert {delivery_properties(one)["consumer-group"] for one in take(worker)} == {"wild"}
 
 
-def test_repeated_subscription_has_its_new_identifier(harness: QueueHarness) -> None:
+def test_repeated_subscription_has_its_new_identifier(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     for identifier in (7, 9):
         join(worker, "$queue/jobs", identifier=identifier)
@@ -134,7 +127,7 @@ def test_repeated_subscription_has_its_new_identifier(harness: QueueHarness) -> 
 
 
 def test_client_is_in_one_group_of_a_queue_and_is_notified_when_it_changes(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     worker = harness.connect_persistent("worker-1")
     assert join(worker, "$queue/jobs") == (1, "")
@@ -150,14 +143,14 @@ def test_client_is_in_one_group_of_a_queue_and_is_notified_when_it_changes(
 
 
 def test_shared_subscription_to_a_queue_is_refused_in_favor_of_groups(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     reason, why = join(harness.connect("worker-1"), "$share/g/$queue/jobs")
     assert (reason, "$group" in why) == (0x8F, True)
 
 
 def test_queue_subscriptions_count_against_the_limit_of_a_client() -> None:
-    harness = QueueHarness(max_subscriptions=2)
+    harness = BrokerHarness(max_subscriptions=2)
     client = harness.connect("worker-1")
     join(client, "$queue/a")
     client.subscribe("b")
@@ -169,8 +162,8 @@ def test_queue_subscriptions_count_against_the_limit_of_a_client() -> None:
 # ---- bindings
 
 
-def broker_with_binding(*bindings: object, **limits: object) -> QueueHarness:
-    harness = QueueHarness()
+def broker_with_binding(*bindings: object, **limits: object) -> BrokerHarness:
+    harness = BrokerHarness()
     admin = harness.connect("admin")
     config = {"name": "temps", "bindings": list(bindings), "limits": limits}
     assert put(admin, "$admin/queue/create", json.dumps(config).encode()) == (0, "")
@@ -279,7 +272,7 @@ def test_ids_of_plain_publishes_are_scoped_by_topic() -> None:
 def test_plain_publish_is_not_refused_for_queue_properties_with_another_meaning(
     type_: str, name: str, value: str
 ) -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     config = {"name": "temps", "type": type_, "bindings": ["sensors/#"]}
     put(harness.connect("admin"), "$admin/queue/create", json.dumps(config).encode())
     listener, worker = harness.connect("listener"), harness.connect("worker-1")
@@ -296,7 +289,7 @@ def test_plain_publish_is_not_refused_for_queue_properties_with_another_meaning(
 
 
 def test_tombstone_for_a_missing_key_of_a_full_queue_succeeds() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     config = {"name": "prices", "type": "compacted", "limits": {"max_queue_depth": 1}}
     admin = harness.connect("admin")
     put(admin, "$admin/queue/create", json.dumps(config).encode())
@@ -321,7 +314,7 @@ def test_will_can_be_bound_and_enqueued() -> None:
 # ---- bindings to queues
 
 
-def test_one_publish_is_routed_to_several_queues_by_headers(harness: QueueHarness) -> None:
+def test_one_publish_is_routed_to_several_queues_by_headers(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     source = "$queue/orders"
     admin(client, "create", name="orders", bindings=["shop/+/order"])
@@ -344,7 +337,7 @@ def test_one_publish_is_routed_to_several_queues_by_headers(harness: QueueHarnes
     assert harness.depth("audit") == 5  # bindings and copies are in the store
 
 
-def test_queue_that_refuses_its_copy_refuses_the_publish(harness: QueueHarness) -> None:
+def test_queue_that_refuses_its_copy_refuses_the_publish(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     admin(client, "create", name="small", bindings=["$queue/a"], limits={"max_queue_depth": 1})
     assert put(client, "$queue/a", b"1") == (0, "")
@@ -352,7 +345,7 @@ def test_queue_that_refuses_its_copy_refuses_the_publish(harness: QueueHarness) 
     assert (harness.depth("a"), harness.depth("small")) == (1, 1)
 
 
-def test_bindings_in_a_circle_are_refused(harness: QueueHarness) -> None:
+def test_bindings_in_a_circle_are_refused(harness: BrokerHarness) -> None:
     client = harness.connect("shop")
     assert admin(client, "create", name="b", bindings=["$queue/a"]) == (0, "")
     assert admin(client, "create", name="c", bindings=["$queue/b"]) == (0, "")
@@ -363,7 +356,7 @@ def test_bindings_in_a_circle_are_refused(harness: QueueHarness) -> None:
 
 
 def test_circle_made_by_a_template_ends() -> None:
-    harness = QueueHarness([("#", {"bindings": ["$queue/a", "$queue/b"]})])
+    harness = BrokerHarness([("#", {"bindings": ["$queue/a", "$queue/b"]})])
     client = harness.connect("shop")
     put(client, "$queue/a", b"makes a")
     put(client, "$queue/b", b"makes b")
@@ -376,7 +369,7 @@ def test_circle_made_by_a_template_ends() -> None:
 
 
 def test_new_queue_is_created_from_the_first_matching_template() -> None:
-    harness = QueueHarness([("tasks/#", {"partitions": 3}), ("#", {"partitions": 7})])
+    harness = BrokerHarness([("tasks/#", {"partitions": 3}), ("#", {"partitions": 7})])
     client = harness.connect("maker")
     put(client, "$queue/tasks/a", b"x")
     join(client, "$queue/others")
@@ -385,7 +378,7 @@ def test_new_queue_is_created_from_the_first_matching_template() -> None:
 
 def test_template_applies_to_a_queue_that_a_client_creates_and_is_overridden_key_by_key() -> None:
     template = {"partitions": 3, "retry_policy": {"max_retries": 2, "initial_backoff": "1s"}}
-    harness = QueueHarness([("tasks/#", template)])
+    harness = BrokerHarness([("tasks/#", template)])
     client = harness.connect("maker")
     assert admin(client, "create", name="$queue/tasks/a") == (0, "")
     assert admin(client, "create", name="tasks/b", retry_policy={"max_retries": 7}) == (0, "")
@@ -395,7 +388,7 @@ def test_template_applies_to_a_queue_that_a_client_creates_and_is_overridden_key
 
 
 def test_template_is_named_at_creation() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     harness.set_templates(Template("#", {"partitions": 3}), Template("-", {"partitions": 5}, "big"))
     client = harness.connect("maker")
     assert admin(client, "create", name="a", template="big") == (0, "")
@@ -407,7 +400,7 @@ def test_template_is_named_at_creation() -> None:
 
 
 def test_without_auto_create_use_is_refused_and_creation_is_not() -> None:
-    harness = QueueHarness()
+    harness = BrokerHarness()
     open_template = Template("free/#", {}, auto_create=True)
     harness.set_templates(open_template, auto_create=False)
     client = harness.connect("maker")
@@ -428,7 +421,7 @@ def admin(client: Client, topic: str, **config: Any) -> tuple[int, str]:
     return put(client, f"$admin/queue/{topic}", json.dumps(config).encode())
 
 
-def test_queue_is_created_over_mqtt(harness: QueueHarness) -> None:
+def test_queue_is_created_over_mqtt(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     assert admin(client, "create", name="tasks/a", partitions=4, ordering="none") == (0, "")
     assert len(harness.queue("tasks/a").partitions) == 4
@@ -438,7 +431,7 @@ def test_queue_is_created_over_mqtt(harness: QueueHarness) -> None:
     assert set(harness.engine.queues) == {"tasks/a", "tasks/b"}
 
 
-def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
+def test_existing_queue_is_not_created_again(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     admin(client, "create", name="a")
     reason, why = admin(client, "create", name="a")
@@ -469,7 +462,7 @@ def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
     ],
 )
 def test_impossible_configuration_is_refused_with_its_key(
-    harness: QueueHarness, payload: bytes, words: str
+    harness: BrokerHarness, payload: bytes, words: str
 ) -> None:
     client = harness.connect("admin")
     reason, why = put(client, "$admin/queue/create", payload)
@@ -478,7 +471,7 @@ def test_impossible_configuration_is_refused_with_its_key(
     assert not harness.engine.queues
 
 
-def test_unknown_admin_topic_is_refused(harness: QueueHarness) -> None:
+def test_unknown_admin_topic_is_refused(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     for topic in ("$admin/queue", "$admin/queue/a/frob", "$admin/", "$admin/queue/none/config"):
         reason, why = put(client, topic, b"{}")
@@ -486,7 +479,7 @@ def test_unknown_admin_topic_is_refused(harness: QueueHarness) -> None:
         assert why
 
 
-def test_configuration_change_applies_at_once_and_to_nothing_else(harness: QueueHarness) -> None:
+def test_configuration_change_applies_at_once_and_to_nothing_else(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     admin(client, "create", name="a/b", partitions=2, limits={"max_queue_depth": 1})
     put(client, "$queue/a/b", b"x")
@@ -499,7 +492,7 @@ def test_configuration_change_applies_at_once_and_to_nothing_else(harness: Queue
     assert harness.queue("a/b").rules.max_depth == 2
 
 
-def test_changed_delivery_timeout_applies_to_the_next_delivery(harness: QueueHarness) -> None:
+def test_changed_delivery_timeout_applies_to_the_next_delivery(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     admin(
@@ -514,7 +507,7 @@ def test_changed_delivery_timeout_applies_to_the_next_delivery(harness: QueueHar
     assert delivery_properties(take(worker)[0])["attempt"] == "2"
 
 
-def test_partitions_are_added_to_a_live_queue(harness: QueueHarness) -> None:
+def test_partitions_are_added_to_a_live_queue(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     admin(worker, "create", name="jobs", partitions=1)
     join(worker, "$queue/jobs")
@@ -538,7 +531,7 @@ def test_partitions_are_added_to_a_live_queue(harness: QueueHarness) -> None:
     ],
 )
 def test_immutable_settings_of_a_live_queue_are_refused(
-    harness: QueueHarness, change: dict[str, object], words: str
+    harness: BrokerHarness, change: dict[str, object], words: str
 ) -> None:
     client = harness.connect("admin")
     put(client, "$queue/jobs", b"x")
@@ -547,7 +540,7 @@ def test_immutable_settings_of_a_live_queue_are_refused(
     assert len(harness.queue("jobs").partitions) == 10
 
 
-def test_bindings_can_be_changed_live(harness: QueueHarness) -> None:
+def test_bindings_can_be_changed_live(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     admin(client, "create", name="temps")
     put(client, "sensors/1", b"1")
@@ -559,7 +552,7 @@ def test_bindings_can_be_changed_live(harness: QueueHarness) -> None:
     assert payloads(take(client)) == [b"2"]
 
 
-def test_stats_topic_is_published_each_second_while_subscribed(harness: QueueHarness) -> None:
+def test_stats_topic_is_published_each_second_while_subscribed(harness: BrokerHarness) -> None:
     client, bystander = harness.connect("admin"), harness.connect("bystander")
     bystander.subscribe("news")
     put(client, "$queue/a/b", b"x")
@@ -585,7 +578,7 @@ def test_stats_topic_is_published_each_second_while_subscribed(harness: QueueHar
     assert len(client.messages()) == 1
 
 
-def test_stats_of_a_queue_created_later_are_published(harness: QueueHarness) -> None:
+def test_stats_of_a_queue_created_later_are_published(harness: BrokerHarness) -> None:
     client = harness.connect("admin")
     client.subscribe("$admin/queue/later/stats")
     harness.advance(5)
@@ -599,7 +592,7 @@ def test_stats_of_a_queue_created_later_are_published(harness: QueueHarness) -> 
 
 
 def test_consumer_of_a_deleted_queue_consumes_it_again_when_recreated(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     named, wild, gone = harness.connect("a-1"), harness.connect("b-1"), harness.connect("c-1")
     join(named, "$queue/jobs")
@@ -618,7 +611,7 @@ def test_consumer_of_a_deleted_queue_consumes_it_again_when_recreated(
     assert set(harness.queue("jobs").groups) == {"a", "b"}
 
 
-def test_recreated_queue_delivers_nothing_to_an_offline_consumer(harness: QueueHarness) -> None:
+def test_recreated_queue_delivers_nothing_to_an_offline_consumer(harness: BrokerHarness) -> None:
     away = harness.connect_persistent("worker-1")
     join(away, "$queue/jobs")
     put(away, "$queue/jobs", b"0")
@@ -633,7 +626,7 @@ def test_recreated_queue_delivers_nothing_to_an_offline_consumer(harness: QueueH
     assert len(take(other)) == 20
 
 
-def test_wildcard_of_an_ended_session_joins_no_queue(harness: QueueHarness) -> None:
+def test_wildcard_of_an_ended_session_joins_no_queue(harness: BrokerHarness) -> None:
     gone = harness.connect("worker-1")
     join(gone, "$queue/tasks/#")
     gone.disconnect()
@@ -642,7 +635,7 @@ def test_wildcard_of_an_ended_session_joins_no_queue(harness: QueueHarness) -> N
     assert harness.queue("tasks/a").groups == {}
 
 
-def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: QueueHarness) -> None:
+def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"old")
@@ -660,7 +653,7 @@ def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: QueueHarne
 # ---- $SYS, and queues disabled
 
 
-def test_sys_topics_count_queues(harness: QueueHarness) -> None:
+def test_sys_topics_count_queues(harness: BrokerHarness) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=2)
     for _ in range(5):
@@ -683,7 +676,7 @@ def test_sys_topics_count_queues(harness: QueueHarness) -> None:
 
 
 def test_with_queues_disabled_their_topics_are_ordinary_ones() -> None:
-    harness = QueueHarness(queues=False)
+    harness = BrokerHarness(queues=False)
     first, second = harness.connect("first"), harness.connect("second")
     for client in (first, second):
         assert client.subscribe("$queue/jobs", "$queue/+/$ack", "$admin/#", qos=1) == [1, 1, 1]
@@ -699,7 +692,7 @@ def test_with_queues_disabled_their_topics_are_ordinary_ones() -> None:
 
 
 def test_total_partitions_are_limited_however_a_queue_is_created() -> None:
-    harness = QueueHarness([("wide/#", {"partitions": 4096})])
+    harness = BrokerHarness([("wide/#", {"partitions": 4096})])
     harness.engine.lifecycle.max_partitions = 10_000
     client = harness.connect("maker")
     for name in ("a", "b"):
@@ -724,7 +717,7 @@ def test_total_partitions_are_limited_however_a_queue_is_created() -> None:
 
 
 def test_partitions_times_groups_are_limited() -> None:
-    harness = QueueHarness([("wide", {"partitions": 400})])
+    harness = BrokerHarness([("wide", {"partitions": 400})])
     harness.engine.lifecycle.max_partitions = 400
     for nth in range(5):
         assert join(harness.connect(f"worker-{nth}"), f"$queue/wide/$group/g{nth}") == (1, "")
@@ -737,7 +730,7 @@ def test_partitions_times_groups_are_limited() -> None:
 
 
 def test_lower_partition_limit_blocks_no_existing_queue_and_no_dead_letter() -> None:
-    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
+    harness = BrokerHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
     worker = harness.connect("worker")
     join(worker, "$queue/jobs")
     harness.engine.lifecycle.max_partitions = 1
@@ -755,7 +748,7 @@ def test_message_size_is_checked_before_its_schema() -> None:
         return ""
 
     config = {"schema": {"type": "object"}, "limits": {"max_message_size": 100}}
-    harness = QueueHarness([("small", config)])
+    harness = BrokerHarness([("small", config)])
     client = harness.connect("maker")
     put(client, "$queue/small", b"{}")
     queue_handler = harness.core.queue_handler
@@ -781,7 +774,7 @@ def test_message_size_is_checked_before_its_schema() -> None:
     ],
 )
 def test_group_of_a_generated_client_id_is_reported(
-    harness: QueueHarness, client_id: str, warned: bool
+    harness: BrokerHarness, client_id: str, warned: bool
 ) -> None:
     client = harness.connect(client_id)
     reason, why = join(client, "$queue/jobs")
@@ -791,7 +784,7 @@ def test_group_of_a_generated_client_id_is_reported(
     assert join(harness.connect(f"{client_id}x"), "$queue/named", consumer_group="g") == (1, "")
 
 
-def test_group_without_consumers_expires_and_frees_its_messages(harness: QueueHarness) -> None:
+def test_group_without_consumers_expires_and_frees_its_messages(harness: BrokerHarness) -> None:
     handler = harness.core.queue_handler
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
@@ -816,7 +809,7 @@ def test_group_without_consumers_expires_and_frees_its_messages(harness: QueueHa
 
 
 def test_client_that_ends_while_its_consumer_is_blocked_gives_back_its_deliveries(
-    harness: QueueHarness,
+    harness: BrokerHarness,
 ) -> None:
     client = harness.connect("worker-1", receive_maximum=1)
     join(client, "$queue/jobs")
