@@ -128,6 +128,7 @@ async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None
         print(ready_text, flush=True)
         log.info("ready", extra=opened)
         notifier.notify_ready(ready_text)
+        notifier.start_watchdog()
         await stop.wait()
         notifier.notify_stopping()
         log.info("stopping", extra={"connections": len(broker.connections)})
@@ -288,6 +289,7 @@ def make_admin_server(
         directory=directory,
         peer_tls=make_node_tls(settings) if settings.tls.http and slot is None else None,
         peer_grpc_ca=(read_node_ca(settings) if settings.tls.grpc and slot is None else None),
+        starts_at_once=slot is not None and slot.number > 1,  # the first process asks them
     )
     return AdminServer(loop_bridge, admin_authenticator, options)
 

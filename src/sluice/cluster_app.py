@@ -106,6 +106,7 @@ async def run(
             server.process_kv.report_ready(opened)
         log.info("ready", extra=opened)
         notifier.notify_ready(ready_text)
+        notifier.start_watchdog()
         await stop.wait()
         notifier.notify_stopping()
         log.info("stopping", extra={"cells": len(server.cells.open_cells)})

@@ -13,6 +13,8 @@ from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from tests.cluster.kit import until
 from tests.processes.node_of_processes import CELLS, NodeOfProcesses, clients_everywhere
 
+UP = ("sluice_process_up", ("process", "process-2"))
+
 
 async def test_counts_of_all_processes_are_on_one_metrics_page_and_in_one_node_view(
     node: NodeOfProcesses,
@@ -21,9 +23,9 @@ async def test_counts_of_all_processes_are_on_one_metrics_page_and_in_one_node_v
     async with clients_everywhere(node) as clients:
         for nth, client in enumerate(clients):
             await client.publish(f"$queue/count/{nth}", b"x", qos=1)
+        await until(lambda: read_metrics(node).get(UP) == 1)
         samples = read_metrics(node)
         assert samples["sluice_queues",] == samples["sluice_messages",] == len(clients)
-        assert samples["sluice_process_up", ("process", "process-2")] == 1
         assert samples["process_start_time_seconds", ("process", "process-1")] > 0
         assert ("process_start_time_seconds", ("process", "process-2")) in samples
         view = node.get("/api/v1/node").json()
@@ -45,10 +47,10 @@ def read_metrics(node: NodeOfProcesses) -> dict[tuple[object, ...], float]:
 
 async def test_missing_process_is_reported_until_it_is_back(node: NodeOfProcesses) -> None:
     node.start(2)
-    assert node.get("/readyz").status_code == 200
+    await until(lambda: node.get("/readyz").status_code == 200)
     await node.kill(2)
     await until(lambda: node.get("/readyz").status_code == 200)
-    assert read_metrics(node)["sluice_process_up", ("process", "process-2")] == 1
+    await until(lambda: read_metrics(node).get(UP) == 1)
 
 
 async def test_rows_of_queues_of_every_process_are_read_in_bulk(node: NodeOfProcesses) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sluice.client import Backoff, Client
 from tests.cluster.kit import until
 from tests.cluster.real_nodes.node_processes import ClusterLoad
 from tests.processes.node_of_processes import CELLS, NodeOfProcesses, clients_everywhere
+from tests.support.broker_process import StartBroker
 
 PERSISTENT: dict[str, Any] = {
     "clean_start": False,
@@ -153,7 +155,7 @@ async def test_number_of_processes_changes_at_the_next_start_and_nothing_is_lost
     async with asyncio.timeout(60), Client(port=node.port, client_id="r") as reader:
         for queue in queues:
             async with reader.consumer(queue) as tasks:
-                received = []
+                received: list[bytes] = []
                 async for task in tasks:
                     received.append(task.payload)
                     await task.ack()
@@ -208,3 +210,18 @@ async def test_sys_topics_count_the_clients_of_all_processes(node: NodeOfProcess
             async for message in client.messages():
                 if int(message.payload) == len(clients):
                     break
+
+
+def test_supervisor_notifies_systemd_and_its_watchdog(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        broker = start_broker(flags=["--processes", "2"], environ=environ)
+        received: list[bytes] = []
+        while not received or not received[-1].startswith(b"READY=1"):
+            received.append(systemd.recv(4096))
+        assert f"MAINPID={broker.process.pid}".encode() in received[-1]
+        assert systemd.recv(4096) == systemd.recv(4096) == b"WATCHDOG=1"

@@ -74,6 +74,7 @@ class AdminServerConfig:
     peer_tls: ssl.SSLContext | None = None  # verifies the HTTP listeners of other nodes
     # CA of the certificates of the other nodes' gRPC listeners; None: no TLS.
     peer_grpc_ca: bytes | None = None
+    starts_at_once: bool = False  # start the servers without waiting for a connection
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ class _Listener:
         self._starting: asyncio.Task[_Server | None] | None = None
         loop = asyncio.get_running_loop()
         for one in self._sockets:
-            loop.add_reader(one, self._on_connection)
+            loop.add_reader(one, self.start)
 
     @property
     def address(self) -> str:
         return str(Address(*self._sockets[0].getsockname()[:2]))
 
-    def _on_connection(self) -> None:
+    def start(self) -> None:
+        """Start the server, at its first connection or earlier."""
         self._stop_waiting()
         self._starting = asyncio.create_task(self._start_server())
 
@@ -218,6 +220,9 @@ class AdminServer:
             if config.grpc is not None:
                 listeners.append(_Listener("grpc", config.grpc, self._start_grpc, self._on_failure))
             on_open([OpenListener(one.name, one.address) for one in listeners])
+            if config.starts_at_once:
+                for one in listeners:
+                    one.start()
             await self._stop_requested.wait()
         finally:
             self._samples.stop()

@@ -20,14 +20,19 @@ class SystemdNotifier:
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._interval = _watchdog_seconds(environ) / 2
+        self.watchdog_interval = _watchdog_seconds(environ) / 2  # 0: there is no watchdog
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_ready(self, status: str) -> None:
         """Report readiness: dependent units may start, and the watchdog starts."""
         self._send("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
-        if self._interval > 0:
-            self._send_watchdog()
+
+    def start_watchdog(self) -> None:
+        """Let the running loop notify the watchdog from now on, if there is one."""
+        if self.watchdog_interval > 0:
+            self.notify_watchdog()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.watchdog_interval, self.start_watchdog)
 
     def notify_stopping(self) -> None:
         """Report a requested stop, so that a slow one is not taken for a crash."""
@@ -38,9 +43,8 @@ class SystemdNotifier:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send_watchdog(self) -> None:
+    def notify_watchdog(self) -> None:
         self._send("WATCHDOG=1")
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._send_watchdog)
 
     def _send(self, *assignments: str) -> None:
         if not self._address:

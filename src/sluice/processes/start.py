@@ -40,7 +40,11 @@ DEFAULT_CELLS: Final = 8  # at most, unless more processes are asked for
 # longer than a busy machine can delay one.
 SILENCE_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 1.0
-HTTP_MODULE: Final = "sluice.admin.server"  # loaded once, for all processes and restarts
+NO_WATCHDOG_SECONDS: Final = 3600.0
+# Loaded once, before the processes are forked: they share this memory, and a process that is asked
+# by another one answers at once.
+HTTP_MODULE: Final = "sluice.admin.rest"
+GRPC_MODULE: Final = "sluice.admin.grpc.server"
 
 
 def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
@@ -58,6 +62,8 @@ def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
         import_module("sluice.cluster_app")
         if settings.http is not None:
             import_module(HTTP_MODULE)
+        if settings.grpc is not None:
+            import_module(GRPC_MODULE)
         notifier = SystemdNotifier(os.environ)
 
         def announce(listeners: dict[str, str]) -> None:
@@ -66,7 +72,13 @@ def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
             notifier.notify_ready(text)
 
         run_process = partial(_run_process, settings, read_settings, directory, count, cells)
-        supervisor = Supervisor(count, run_process, announce)
+        supervisor = Supervisor(
+            count,
+            run_process,
+            announce,
+            notifier.notify_watchdog,
+            notifier.watchdog_interval or NO_WATCHDOG_SECONDS,
+        )
         code = supervisor.run()
     finally:
         ports.close()
