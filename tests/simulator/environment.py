@@ -234,7 +234,9 @@ class Environment:
         busy = self.schedule.running.keys() - {number}
         self.policies.delivered(cursor.group, number, int(lease.attempt), busy)
         self.key_holds.see(self.engine, self.engine.state.effects.alerts, self.loop.now)
-        self.key_holds.delivered(self.engine, cursor.group, number, self.loop.now)
+        self.key_holds.delivered(
+            self.engine, cursor.group, number, self.loop.now, self._is_unsettled
+        )
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)

@@ -7,11 +7,13 @@ used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sluice.queues.engine import Engine
 from sluice.queues.model.effects import Alert
 from sluice.queues.model.group import Group
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
-from tests.simulator.oracle import Number, Oracle, Violation
+from tests.simulator.oracle import Number, Oracle, Pair, Violation
 
 DEATHS = ("max_retries", "timeout", "rejected")
 
@@ -71,7 +73,14 @@ class KeyHolds:
                 hold.repaired = number
                 hold.repaired_frame = self._oracle.frame
 
-    def delivered(self, engine: Engine, group: Group, number: Number, now: float) -> None:
+    def delivered(
+        self,
+        engine: Engine,
+        group: Group,
+        number: Number,
+        now: float,
+        is_unsettled: Callable[[Pair], bool],
+    ) -> None:
         """Check that the key of a delivered message is not held."""
         partition = engine.partitions[number[1]]
         block = partition.find_block(number[2])
@@ -89,7 +98,8 @@ class KeyHolds:
         for hold in holds:
             dead_letters = engine.partitions.get(hold.dead_letter[0])
             is_dead = dead_letters is not None and dead_letters.holds(hold.dead_letter[1])
-            if is_dead or (hold.repaired is not None and hold.repaired in self._oracle.pairs):
+            repaired = self._oracle.pairs.get(hold.repaired) if hold.repaired else None
+            if is_dead or (repaired is not None and is_unsettled(repaired)):
                 raise Violation(f"{number} of key {key_hash} is delivered, which is held")
         self._holds.pop((number[0], key_hash), None)
 
