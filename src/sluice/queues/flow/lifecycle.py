@@ -241,6 +241,9 @@ class Lifecycle:
             for group in queue.groups.values():
                 self._release_keys(group)
         queue.set_rules(rules, config)
+        if not rules.breaker_failures:
+            for group in queue.groups.values():
+                group.admission.breaker.close()  # in recovery too, where nothing else closes it
         for partition in queue.partitions:
             self._timers.schedule_retention(partition)
 

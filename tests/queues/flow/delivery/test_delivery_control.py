@@ -291,3 +291,14 @@ def test_breaker_that_is_switched_off_delivers_again(make_engine: MakeEngine) ->
     engine.publish(b"second")
     engine.reconfigure(breaker_failures=0)
     assert worker.payloads() == [b"second"]
+
+
+def test_breaker_that_was_switched_off_is_closed_after_a_restart(make_engine: MakeEngine) -> None:
+    engine = make_engine(breaker_failures=1)
+    fail_all(engine, engine.worker(), 1)
+    assert breaker_state(engine) == "open"
+    engine.reconfigure(breaker_failures=0)
+    engine.reconfigure(breaker_failures=1)
+    assert breaker_state(engine) == "closed"
+    engine.crash_and_restart()
+    assert breaker_state(engine) == "closed"
