@@ -163,7 +163,7 @@ class Environment:
         pass
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
-        self.key_holds.see(self.engine, alerts, self.loop.now)
+        self.key_holds.see(self.engine, alerts)
         self.key_holds.end_turn(self.engine.state.effects.alerts)
         for alert in alerts:
             headers = alert.headers
@@ -233,7 +233,7 @@ class Environment:
         self.commands.delivered(number[1:])
         busy = self.schedule.running.keys() - {number}
         self.policies.delivered(cursor.group, number, int(lease.attempt), busy)
-        self.key_holds.see(self.engine, self.engine.state.effects.alerts, self.loop.now)
+        self.key_holds.see(self.engine, self.engine.state.effects.alerts)
         self.key_holds.delivered(
             self.engine, cursor.group, number, self.loop.now, self._is_unsettled
         )

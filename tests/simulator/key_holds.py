@@ -36,17 +36,17 @@ class KeyHolds:
         self.count = 0
         self._seen: list[Alert] = []  # alerts of this turn that were processed
 
-    def see(self, engine: Engine, alerts: list[Alert], now: float) -> None:
+    def see(self, engine: Engine, alerts: list[Alert]) -> None:
         """Process new alerts: each tells of a death, at once and before the next delivery."""
         for alert in alerts:
             if not any(one is alert for one in self._seen):
                 self._seen.append(alert)
-                self._on_death(engine, alert, now)
+                self._on_death(engine, alert)
 
     def end_turn(self, alerts: list[Alert]) -> None:
         self._seen = [one for one in self._seen if any(one is kept for kept in alerts)]
 
-    def _on_death(self, engine: Engine, alert: Alert, now: float) -> None:
+    def _on_death(self, engine: Engine, alert: Alert) -> None:
         queue = engine.queues.get(alert.queue)
         group = queue.groups.get(alert.group) if queue is not None else None
         if queue is None or group is None or alert.reason not in DEATHS:
@@ -54,13 +54,14 @@ class KeyHolds:
         if not queue.rules.holds_keys or queue.rules.ordering == ANY_ORDER:
             return
         held = [
-            (key_hash, location)
+            (key_hash, location, one.held_at)
             for key_hash, one in group.held_keys.items()
             for location in one.dead_letters
             if location not in self._known(int(group.gid), key_hash)
         ]
-        for key_hash, location in held:
-            hold = Hold(self._oracle.frame, now, location)
+        for key_hash, location, held_at in held:
+            # Earlier than now if recovery restored it after a seek that a crash has undone.
+            hold = Hold(self._oracle.frame, held_at, location)
             self._holds.setdefault((int(group.gid), key_hash), []).append(hold)
             self.count += 1
 
