@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf import message_factory
 
 from sluice.admin.broker_facade import strip_queue_prefix
-from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, OwnerAttempts
+from sluice.admin.forwarding import GATHER_TIMEOUT_SECONDS, CellMoved, OwnerAttempts
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.cluster.membership import Directory, NodeInfo
 from sluice.errors import SluiceError, UnknownClient
@@ -114,20 +114,26 @@ class GrpcForwarder:
         handle: Callable[[Any, Any], Awaitable[Any]],
         context: Any,
     ) -> Any:
-        """Ask this node, then the others: many sessions are on the node of their client."""
+        """Ask this node, then the others: many sessions are on the node of their client.
+
+        Only the owner of the client's cell knows that there is no session.
+        """
+        error: SluiceError
         try:
             return await handle(request, context)
-        except UnknownClient as fault:
-            unknown = fault
+        except (UnknownClient, CellMoved) as fault:
+            error = fault
         for node in [one for one in self._directory.other_nodes() if one.grpc]:
             try:
                 return await self._call(node, method, request, metadata, GATHER_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as fault:
-                if fault.code() is not grpc.StatusCode.NOT_FOUND:
+                if fault.code() is grpc.StatusCode.NOT_FOUND:
+                    error = UnknownClient(request.client)
+                elif fault.code() is not grpc.StatusCode.UNAVAILABLE:
                     log.warning(
                         "node did not answer", extra={"node": node.name, "fault": str(fault)}
                     )
-        raise unknown
+        raise error
 
     async def _call(
         self,
