@@ -181,6 +181,9 @@ class Cursor(NoteSource):
             ):
                 rank: i64 = i64(heapq.heappop(self._ready))
                 if self.group.held_keys and self._hold_back(rank):
+                    # Not ready until the repair: another one of its key may be next.
+                    keys = self.group.admission.keys
+                    keys.on_withdrawn(self.location(rank & SEQUENCE_MASK))
                     continue
             else:
                 rank = i64(heapq.heappop(self._ready_unordered))

@@ -207,3 +207,27 @@ def test_idle_keys_take_no_memory(make_engine: MakeEngine) -> None:
         worker.ack(worker.lease())
         engine.advance(seconds=0.01)
     assert engine.group().admission.keys.count_keys() <= 1200
+
+
+def test_repaired_message_of_a_held_key_passes_those_that_wait_for_the_limit(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(
+        max_in_flight_per_key=1,
+        batch_size=10,
+        holds_keys=True,
+        max_retries=0,
+        hold_timeout=600.0,
+        partitions=1,
+    )
+    worker = engine.worker()
+    publish(engine, b"a", 4)
+    worker.nack(worker.lease())
+    publish(engine, b"a", 1)
+    assert worker.lease_or_none() is None, "its key is held for repair"
+    assert engine.redrive(engine.dead_letter_records()[0])
+    repaired = worker.lease()
+    assert repaired.payload == b"a0"
+    assert worker.lease_or_none() is None
+    worker.ack(repaired)
+    assert len(worker.ack_all()) == 4
