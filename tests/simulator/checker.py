@@ -245,7 +245,7 @@ class Checker(Environment):
             if schedule.must_be_given_up(pair.attempts, rules):
                 raise Violation(f"{pair} is past its total timeout, and is not dead")
             if schedule.must_be_expired(pair) and (all_read or not rules.expired_to_dlq):
-                raise Violation(f"{pair} expired at {pair.sent.expires}, and is unsettled")
+                raise Violation(f"{pair} expired at {pair.sent.latest_expires}, and is unsettled")
             partition = self.engine.partitions[number[1]]
             if pair.sent.due and number[2] in partition.delayed_seqs:
                 latest = max(pair.sent.due, pair.sent.latest_due)

@@ -40,28 +40,38 @@ class Sent:
         self.plain = plain  # neither a priority nor a delay: keeps its order among those of its key
         self.sent_at = sent_at
         self.receipt = False
-        self.expires = 0  # seconds since 1970; 0: never
+        # Seconds since 1970; 0: never. The latter is later if a crash may have undone a command.
+        self.expires = 0
+        self.latest_expires = 0
         self.is_id_lost = False  # the queue may have forgotten its id: a crash, or never stored
         self.due = 0.0  # when its delay is over; 0.0: it has none
         self.frame = 0  # the frame that contains it
         # Until when a command that a crash may undo lets it wait; else the same as `due`.
         self.latest_due = 0.0
-        self._moves: list[tuple[int, float]] = []  # frame and due time of each command
+        # Frame, due time and expiry of each command.
+        self._moves: list[tuple[int, float, int]] = []
 
-    def move(self, due: float, frame: int) -> None:
-        """Record that a command has changed its time."""
+    def expire_at(self, expires: int) -> None:
+        self.expires = self.latest_expires = expires
+
+    def move(self, due: float, expires: int, frame: int) -> None:
+        """Record that a command has changed its time, and its expiry to after that time."""
         if not self._moves:
-            self._moves = [(0, self.due), (0, self.latest_due or self.due)]
-        self._moves.append((frame, due))
+            latest_due = self.latest_due or self.due
+            self._moves = [(0, self.due, self.expires), (0, latest_due, self.latest_expires)]
+        self._moves.append((frame, due, expires))
         self.due = self.latest_due = due
+        self.expire_at(expires)
 
     def recover(self, durable: int) -> None:
         """Set the times that are possible after a crash."""
         if self._moves:
-            last = max(nth for nth, (frame, _) in enumerate(self._moves) if frame <= durable)
-            first = 0 if last <= 1 else last
-            possible = [due for _, due in self._moves[first:]]
-            self.due, self.latest_due = min(possible), max(possible)
+            last = max(nth for nth, (frame, *_) in enumerate(self._moves) if frame <= durable)
+            possible = self._moves[0 if last <= 1 else last :]
+            due_times = [due for _, due, _ in possible]
+            self.due, self.latest_due = min(due_times), max(due_times)
+            expiries = [expires for *_, expires in possible]  # all 0, or none: a command moves it
+            self.expires, self.latest_expires = min(expiries), max(expiries)
             self._moves = []
 
 

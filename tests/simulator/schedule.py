@@ -196,7 +196,7 @@ class Schedule:
 
     def must_be_expired(self, pair: Pair) -> bool:
         """Return whether a message that no client holds must be deleted by now."""
-        expires = pair.sent.expires
+        expires = pair.sent.latest_expires
         return 0 < expires < self._clock() - EXPIRY_STEP_SECONDS - ROUNDING_SECONDS
 
 

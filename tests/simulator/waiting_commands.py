@@ -65,8 +65,7 @@ class WaitingCommands(Publisher):
         pairs = self._pairs_at(location)
         for sent in {pair.sent for pair in pairs}:
             sent.plain = False  # it loses its place among those of its key
-            sent.expires = int(partition.expires(seq))
-            sent.move(due, world.oracle.frame)
+            sent.move(due, int(partition.expires(seq)), world.oracle.frame)
         for pair in pairs:
             world.oracle.forget_order(pair)
             pair.attempts.move(due, world.oracle.frame)

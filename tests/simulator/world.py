@@ -112,7 +112,7 @@ class World(Checker):
             sent.is_id_lost = True
             self._count("overflowed into the dead letters")
             return
-        sent.expires = int(message.expires)
+        sent.expire_at(int(message.expires))
         check_expiry(sent.expires, wanted, sent.due or self.loop.now, rules.message_ttl)
         for group in existing.groups.values():
             self.oracle.add(int(group.gid), sent, locations[0])
@@ -508,7 +508,7 @@ class World(Checker):
         for one in original_queue.partitions:
             for new in range(before[int(one.pid)], int(one.next_seq)):
                 target = one.target_groups.get(new, 0)
-                sent.expires = int(one.expires(new))
+                sent.expire_at(int(one.expires(new)))
                 sent.frame = self.oracle.frame
                 self.locations.setdefault(int(one.pid), {})[new] = sent
                 for group in original_queue.groups.values():
