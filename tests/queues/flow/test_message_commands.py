@@ -297,6 +297,20 @@ def test_parked_message_that_is_delayed_is_delivered_once(
     assert (engine.ledger().acked, engine.ledger().balance()) == (3, 0)
 
 
+def test_delayed_message_that_is_moved_waits_for_its_key_and_is_delivered(
+    engine: EngineUnderTest,
+) -> None:
+    worker = engine.worker()
+    engine.publish(b"first", key=b"k")
+    (first,) = worker.lease_all()
+    engine.publish(b"moved", key=b"k", delay=60.0)
+    engine.publish(b"last", key=b"k")
+    reschedule(engine, generated_id(engine, 1), 5.0)
+    engine.advance(6)  # it is due, and waits behind the first
+    worker.ack(first)
+    assert worker.ack_all() == [b"moved", b"last"]
+
+
 def test_message_moved_while_its_expiry_reads_the_body_is_delivered(
     make_engine: MakeEngine,
 ) -> None:

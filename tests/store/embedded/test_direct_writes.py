@@ -223,6 +223,27 @@ def test_failed_write_of_the_loop_is_fatal(direct: StoreUnderTest, files: Watche
     direct.store.close()
 
 
+def test_thread_that_waits_for_free_space_writes_the_frame_that_begins_a_sync_interval(
+    tmp_path: Path, files: WatchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its sync would come with the next look at the free space, up to a second later."""
+    monkeypatch.setattr(files, "free_bytes", lambda directory: 0)
+    store = StoreUnderTest(
+        tmp_path / "store",
+        files,
+        8 << 20,
+        writes_directly=True,
+        min_free_bytes=1 << 20,
+        on_low_space=lambda reason: None,
+    ).open()
+    end = commit_until_direct(store, files)
+    for seq in range(end, end + 40, 2):
+        store.commit(message(seq))
+        store.commit(message(seq + 1), sync=False)
+        assert files.writers[-1] != threading.get_ident()
+    store.store.close()
+
+
 def test_direct_write_without_sync_is_synced_within_the_interval(
     tmp_path: Path, files: WatchedFiles
 ) -> None:

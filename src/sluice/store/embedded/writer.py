@@ -187,7 +187,8 @@ class LogWriter:
     def _may_write_directly(self, job: CommitJob) -> bool:
         """Return whether the loop may write a frame, and nothing else is due with it.
 
-        The file lock is held: a frame without a sync relies on the timer of the thread.
+        The file lock is held. A frame without a sync relies on the timer of the thread, which waits
+        longer while it looks for free space.
         """
         size: i64 = len(job.frame)
         return (
@@ -198,7 +199,11 @@ class LogWriter:
             and not job.fills_segment
             and not self._is_preallocation_due(size)
             and not self._is_space_check_due(size)
-            and (job.sync or self._unsynced_frames > 0 or self._is_timer_set)
+            and (
+                job.sync
+                or self._unsynced_frames > 0
+                or (self._is_timer_set and not self._is_low_on_space)
+            )
         )
 
     def _write_direct(

@@ -121,7 +121,7 @@ class MessageCommands:
     def _delay(self, partition: Partition, seq: i64, due_at: float) -> None:
         """Let no group choose the message until it is due."""
         is_out_of_order = partition.flags(seq) & (DELAYED | PRIORITY_MASK) != 0
-        was_chosen = is_out_of_order and int(seq) not in partition.delayed_seqs
+        was_delayed = int(seq) in partition.delayed_seqs
         partition.mark_delayed(seq)
         if seq >= partition.committed_end:
             # One with a delay or a priority is already among those to offer.
@@ -129,9 +129,11 @@ class MessageCommands:
                 self._appender.offer_after_commit(partition, seq)
             return
         self._timers.schedule_delayed(partition, seq, due_at)
+        if was_delayed:
+            return  # neither chosen nor parked
         for cursor in partition.cursors:
             if int(seq) not in cursor.leases:
-                cursor.withdraw_until_due(seq, was_chosen)
+                cursor.withdraw_until_due(seq, is_out_of_order)
                 self._dispatch_schedule.add_cursor(cursor)
 
     def _promote(self, partition: Partition, seq: i64) -> None:
