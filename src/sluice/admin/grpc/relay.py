@@ -27,6 +27,8 @@ class Relay:
         self._hosts: dict[str, str] = {}  # name of our end -> host of the client
         self._servers: list[asyncio.Server] = []
         self._opening: set[asyncio.Task[None]] = set()
+        self._ends: set[_End] = set()
+        self._all_ended = asyncio.Event()
         self._count = 0
 
     @property
@@ -50,6 +52,25 @@ class Relay:
             server.close()
         self._servers = []
 
+    async def end(self) -> None:
+        """End the connections in progress; return when nothing of them is left in the loop."""
+        for task in list(self._opening):
+            task.cancel()
+        for end in list(self._ends):
+            end.abort()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        while self._ends:
+            self._all_ended.clear()
+            await self._all_ended.wait()
+
+    def add(self, end: _End) -> None:
+        self._ends.add(end)
+
+    def remove(self, end: _End) -> None:
+        self._ends.discard(end)
+        if not self._ends:
+            self._all_ended.set()
+
     def connect(self, client: _ClientEnd, host: str) -> None:
         self._count += 1
         task = asyncio.create_task(self._connect(client, f"{self._name}/{self._count}", host))
@@ -65,10 +86,12 @@ class Relay:
             private.bind(b"\0" + name.encode())
             await loop.sock_connect(private, b"\0" + self._name.encode())
             await loop.create_unix_connection(lambda: _ServerEnd(self, client, name), sock=private)
-        except OSError:  # the server is stopping
+        except (OSError, asyncio.CancelledError) as error:  # the server is stopping
             private.close()
             self.forget(name)
             client.abort()
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     def forget(self, name: str) -> None:
         self._hosts.pop(name, None)
@@ -77,12 +100,18 @@ class Relay:
 class _End(asyncio.Protocol):
     """One end: what it receives goes to the other, no faster than that one sends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._relay.add(self)
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None and self.other.transport is not None:
@@ -98,6 +127,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        self._relay.remove(self)
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
 
@@ -106,8 +136,7 @@ class _ClientEnd(_End):
     """The client's connection."""
 
     def __init__(self, relay: Relay) -> None:
-        super().__init__()
-        self._relay = relay
+        super().__init__(relay)
         self.early = bytearray()  # received before the gRPC server was connected: one read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,18 +152,13 @@ class _ClientEnd(_End):
         else:
             super().data_received(data)
 
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
 
 class _ServerEnd(_End):
     """Our connection to the gRPC server."""
 
     def __init__(self, relay: Relay, client: _ClientEnd, name: str) -> None:
-        super().__init__()
+        super().__init__(relay)
         self.other = self._client = client
-        self._relay = relay
         self._name = name
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

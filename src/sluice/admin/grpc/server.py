@@ -68,6 +68,7 @@ class GrpcServer:
         await self._server.stop(grace)
         if self._forwarder is not None:
             await self._forwarder.close()
+        await self._relay.end()
 
 
 async def serve_grpc(
