@@ -95,7 +95,8 @@ class WaitingCommands(Publisher):
         if engine.commands.find(partition.queue, name) != (partition, seq):
             raise Violation(f"{name!r} does not lead to {location}")
         is_held = any(
-            number[1:] == location for number in (*oracle.in_flight, *world.schedule.reclaimed)
+            number[1:] == location and number[0] in engine.groups  # not of a deleted group
+            for number in (*oracle.in_flight, *world.schedule.reclaimed)
         )
         return name, is_held
 
