@@ -136,8 +136,8 @@ def write_fields(
 def decode_body(data: bytes, start: i64 = 0, is_complete: bool = True) -> Message:
     """Decode the message whose body begins at `start`.
 
-    A log entry may contain only the beginning (id and key). Then `is_complete` is False, and the
-    rest of the message is empty or cut off.
+    Recovery may have read only the beginning of a record (id and key). Then `is_complete` is False,
+    and the rest of the message is empty or cut off.
     """
     id_size: i64 = i64(read_i32_le(data, start + 8))
     key_size: i64 = i64(read_i32_le(data, start + 12))

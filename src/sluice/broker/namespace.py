@@ -30,7 +30,10 @@ class NamespaceHandler:
         session.inbound.refuse(packet, connection, TOPIC_NAME_INVALID, "no handler for this topic")
 
     def apply_collected(self) -> None:
-        """Apply publishes that were collected; called before a publish to another namespace."""
+        """Apply the publishes that this handler has collected; only `$ECQ` collects.
+
+        Called before a publish to another namespace, and before a later packet is acknowledged.
+        """
 
     def publish_error(self) -> str:
         """Return why no client may publish here, or an empty string."""

@@ -82,7 +82,7 @@ def parse_queue_topic(topic: bytes) -> QueueTopic:
     verb_name, _, rest = name[cut + 1 :].partition(b"/")
     verb = _VERBS.get(verb_name)
     if verb is None:
-        return QueueTopic(INVALID, queue, b"unknown queue action " + verb_name)
+        return QueueTopic(INVALID, queue, b"unknown verb " + verb_name)
     if verb == GROUP:
         group = rest.removesuffix(EXPLICIT_SUFFIX)
         if not group or b"/" in group:

@@ -5,8 +5,8 @@ queues collect records in the open frame. After all input of the turn is process
 the frame to the store and writes once to each connection that has output. This costs one commit per
 turn and one system call per connection, instead of one per packet.
 
-What no packet starts has turns of its own: `Scheduler` is the one timer of the broker, `SlicedTask`
-spreads long work over many turns.
+Work that no packet starts has turns of its own: `Scheduler` runs all deadlines of the broker with
+one timer, `SlicedTask` spreads long work over many turns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Turn:
         self._callbacks_at_end.append(callback)
 
     def begin(self) -> float:
-        """Read the clock once for each read, not for each message in it, and return the time."""
+        """Read the clock and return the time.
+
+        Called once for each read of a socket, not for each message in it.
+        """
         self.now = self._clock()
         return self.now
 
@@ -177,7 +180,7 @@ class SlicedTask:
 
     Each turn runs the task for at most MAX_SLICE_SECONDS and then serves other connections. The
     task must leave the broker in a valid state after each step: anything may happen between two
-    steps. `begin` prepares a turn, as it does for a client's packet.
+    steps. `begin` prepares a turn, as for a client's packet.
     """
 
     def __init__(self, turn: Turn, begin: Callable[[], None]) -> None:

@@ -224,7 +224,7 @@ class Engine:
         self.tokens.start_run(secret, run, first)
 
     def end_turn(self) -> Effects:
-        """Dispatch to consumers that settled something; return what the caller has to do."""
+        """Dispatch to the scheduled consumers; return what the caller has to do."""
         if self.dispatch_schedule.has_work():
             self.dispatch.end_turn()
         if self.exclusive.scheduled_subscribers:

@@ -114,7 +114,8 @@ def decode_publish(
     """Decode a PUBLISH.
 
     `last_topic` is the topic of the previous PUBLISH: most clients repeat it, and then it is not
-    checked, copied and hashed again. `max_user_properties` limits the user properties.
+    checked, copied and hashed again. `max_user_properties` limits the properties that may occur
+    more than once.
     """
     qos: i64 = (flags >> 1) & 3
     if qos == 3:
@@ -175,7 +176,10 @@ def _equals_at(data: bytes, at: i64, text: bytes) -> bool:
 def _read_publish_properties(
     packet: Publish, data: bytes, start: i64, end: i64, max_user_properties: i64
 ) -> None:
-    """Check the properties of a PUBLISH and return the forwarded ones, as one slice if possible."""
+    """Check the properties of a PUBLISH and set them in `packet`.
+
+    The forwarded ones are one slice if possible.
+    """
     at: i64 = start
     pairs: i64 = 0  # properties that may occur more than once
     # One bit for each property that may occur once; `packet.topic_alias` shows a repeated alias.

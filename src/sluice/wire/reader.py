@@ -1,4 +1,4 @@
-"""Find the packets in a stream of bytes: broker, session proxies, client and load generator do.
+"""Find the packets in a stream of bytes, for broker, session proxies, client and load generator.
 
 `PacketReader` knows no socket. It moves from packet to packet over one `bytes` object and copies
 nothing; its caller decodes the packet in place. The length of a packet is checked as soon as it is

@@ -160,7 +160,7 @@ async def test_trace_shows_passed_deadline(harness: BrokerHarness) -> None:
     harness.advance(31)
     trace = await explain(harness)
     assert steps(trace) == ["enqueued@0", "delivered@0", "timed-out@30"]
-    assert event(trace, "timed-out").detail == "no answer within 30 s"
+    assert event(trace, "timed-out").detail == "not settled within 30 s"
 
 
 async def test_trace_shows_consumer_that_disconnected(harness: BrokerHarness) -> None:

@@ -389,7 +389,10 @@ class Connection(ConnectionPort):
             raise ProtocolViolation(f"packet type {kind} is for servers to send")
 
     def _check_reason(self, kind: i64, reason: i64) -> None:
-        """Check a reason code of a client; another cell may run an older version."""
+        """Check a reason code of a client.
+
+        Those of another cell, which may run another version, are not checked.
+        """
         if not self.is_from_cluster:
             check_client_reason(kind, reason)
 

@@ -126,9 +126,9 @@ class BodyCache:
         for _ in range(len(self._cursors)):
             cursor = self._cursors.popleft()
             prefetched = cursor.prefetched_bodies
-            for number in list(prefetched)[len(prefetched) // 2 :]:
-                self._subtract_prefetched(prefetched.pop(number))
-                seq: i64 = cast(int, number)
+            for boxed_seq in list(prefetched)[len(prefetched) // 2 :]:
+                self._subtract_prefetched(prefetched.pop(boxed_seq))
+                seq: i64 = cast(int, boxed_seq)
                 if seq < cursor.prefetched_to:
                     cursor.prefetched_to = seq
             if prefetched:

@@ -144,10 +144,10 @@ def _plan_read(
         if address == NO_ADDRESS:
             seq = partition.first_live(seq + 1)
             continue
-        number: object = int(seq)
+        boxed_seq: object = int(seq)
         if (
-            (len(cached) == 0 or number not in cached)
-            and (len(prefetched) == 0 or number not in prefetched)
+            (len(cached) == 0 or boxed_seq not in cached)
+            and (len(prefetched) == 0 or boxed_seq not in prefetched)
             and (
                 seq >= untouched
                 or (seq == first and purpose == FOR_DELIVERY)

@@ -27,8 +27,8 @@ from sluice.queues.ports import Codec
 from sluice.store.protocol import HEADER_BYTES
 
 MIN_COMPRESS_BYTES: Final = 256  # smaller payloads do not shrink
-# A consumer with a smaller lag gets new messages from memory.
-MAX_CACHED_LAG: Final = 4096
+# A group with a smaller backlog gets new messages from memory.
+MAX_CACHED_BACKLOG: Final = 4096
 STRATEGY_REPORT_SECONDS: Final = 60.0  # between two warnings about the strategy of a queue
 
 
@@ -114,7 +114,7 @@ class Appender:
             state.segment_usage.add(address, size)
         if target_gid:
             partition.skip_for_other_groups(seq, target_gid)
-        if queue.consumer_count and partition.has_cursor_near_end(MAX_CACHED_LAG):
+        if queue.consumer_count and partition.has_cursor_near_end(MAX_CACHED_BACKLOG):
             self._body_cache.put(partition, seq, message)
         if flags & (DELAYED | PRIORITY_MASK):
             self._out_of_order.append(
@@ -144,7 +144,10 @@ class Appender:
     # ---- frames
 
     def offer_after_commit(self, partition: Partition, seq: i64) -> None:
-        """Offer a message after its commit: a command has rescheduled it before."""
+        """Let the groups choose a message after its commit.
+
+        A command has rescheduled it before then.
+        """
         if partition.address(seq) < self._state.frame_builder.base_address():
             self._out_of_order_committing.append((partition, int(seq), 0.0))
         else:

@@ -22,7 +22,8 @@ from sluice.queues.log import NoteWriter, notes
 from sluice.queues.model import Alert, EngineState, Group, Lease, Partition, Queue, history
 from sluice.queues.names import format_message_id
 
-# Why a consumer rejects a message. UNACCEPTABLE is reported as `rejected` in either queue.
+# Why a consumer rejects a message. UNACCEPTABLE goes to the invalid-message queue if the queue has
+# one; `dead-reason` is `rejected` there too.
 UNACCEPTABLE: Final = "unacceptable"
 DELIVERY_ERROR: Final = "delivery-error"
 REJECTED: Final = "rejected"

@@ -138,7 +138,7 @@ class DispatchSchedule:
             self.add(consumer)
 
     def on_settled(self, cursor: Cursor) -> None:
-        """Dispatch messages that a settlement unblocked: the next of its key, or gated ones."""
+        """Dispatch messages that a settlement made ready: the next of its key, or gated ones."""
         if cursor.low_watermark >= cursor.gate_watermark:
             self._check_gates(cursor)
         consumer = cursor.consumer

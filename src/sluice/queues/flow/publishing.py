@@ -37,8 +37,9 @@ class Publishing:
         self.max_partition_length: i64 = 0
         # Why the store accepts nothing; publishers are refused meanwhile.
         self.unavailable_reason: str = ""
-        self.is_out_of_space: bool = False  # the reason is a lack of space
-        self.is_out_of_memory: bool = False  # of memory, not of disk; `is_out_of_space` is set too
+        self.is_out_of_space: bool = False  # the reason is a lack of space, on disk or in memory
+        # The lack is in memory; then `is_out_of_space` is set too.
+        self.is_out_of_memory: bool = False
         self.refused_out_of_memory: int = 0
 
     def check_store_available(self) -> None:
@@ -165,7 +166,7 @@ class Publishing:
         found: i64 = 0
         found_time: i64 = 0
         for partition in queue.partitions:
-            seq = _oldest_idle(partition)
+            seq = _oldest_unleased(partition)
             if seq < 0:
                 continue
             time = partition.arrival_ms(seq)
@@ -188,7 +189,7 @@ def free_length(partition: Partition, max_length: i64, wanted: i64) -> i64:
     return max(0, max_length - (partition.next_seq - seq))
 
 
-def _oldest_idle(partition: Partition) -> i64:
+def _oldest_unleased(partition: Partition) -> i64:
     """Return the first message that counts in the depth and is not leased; -1 if there is none."""
     seq = partition.first_live(0)
     while seq < partition.next_seq:

@@ -1,10 +1,10 @@
 """Removal: settle messages for groups, and delete those that no group has to settle.
 
 A message is deleted when no group has to settle it and its queue keeps no settled messages. Until
-then, three kinds of stored messages have no pending groups: the queue has no groups yet, a group
-started after the message (both wait for a new group, and count in the depth), or the message is
-kept for its retention (and does not count). A compacted queue keeps settled messages until they are
-replaced, and counts all of them.
+then, a stored message may have no group left that has to settle it, for three reasons: the queue
+has no groups yet, every group started after the message (both wait for a new group, and count in
+the depth), or the message is kept for its retention (and does not count). A compacted queue keeps
+settled messages until they are replaced, and counts all of them.
 
 Commands and recovery both call `apply_settlement` and `delete_message`.
 """
@@ -49,7 +49,7 @@ class Removal:
     # ---- one group, one message
 
     def apply_settlement(self, cursor: Cursor, seq: i64, outcome: i64) -> None:
-        """Apply a settlement to the state: of one group; the last group deletes the message."""
+        """Apply one group's settlement to the state; that of the last group deletes the message."""
         partition = cursor.partition
         is_last = partition.remove_pending_group(seq)
         stays_stored = partition.stays_when_settled(seq)
@@ -140,7 +140,10 @@ class Removal:
         return True
 
     def remove_without_groups(self, partition: Partition, seq: i64) -> None:
-        """Delete a message that no group has to settle, and log that no group asked for it."""
+        """Delete a message that no group has to settle, and log its removal.
+
+        No settlement implies it.
+        """
         self._state.frame_builder.add_removal(partition, seq)
         self.delete_message(partition, seq)
 

@@ -56,7 +56,7 @@ class LoggedPartition(NoteSource):
         self.next_seq: i64 = 0
         self.committed_end: i64 = 0  # lower sequences are durable and may be delivered
         self.is_in_open_frame: bool = False  # has messages in the open frame
-        # Removed for all groups since the last frame, not on request of a group.
+        # Removed since the last frame, where no settlement of a group implies it.
         self.removed_seqs: list[int] = _NO_REMOVED
 
     def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:

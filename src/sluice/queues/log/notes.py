@@ -43,7 +43,7 @@ SCHEDULE_STORED: Final = 19  # a new or changed schedule: `Schedule.write`
 SCHEDULE_REMOVED: Final = 20  # name
 SCHEDULE_RAN: Final = 21  # name, last handled tick, how many runs, the run: `Run.write`
 KEY_HELD: Final = 22  # gid, pid and seq of the dead letter, then the key: `key_holds`
-KEY_REPAIRED: Final = 23  # gid, key hash, pid and seq of a dead letter that was put back
+KEY_REPAIRED: Final = 23  # gid, key hash, pid and seq of a dead letter that was redriven
 KEY_RELEASED: Final = 24  # gid, key hash: its timeout is over
 
 # ---- broker state

@@ -25,6 +25,7 @@ from sluice.queues.model.delivery_lease import (
     ENDED,
     FAIL,
     FORGET,
+    GIVE_UP,
     LEASED,
     READ_BODY,
     READY,
@@ -32,7 +33,6 @@ from sluice.queues.model.delivery_lease import (
     RELEASE,
     REVOKE,
     SETTLE,
-    TIME_OUT,
     Lease,
 )
 from sluice.queues.model.effects import (
@@ -89,6 +89,7 @@ __all__ = [
     "FOR_EXPIRY",
     "FOR_PREFETCH",
     "FOR_SEARCH",
+    "GIVE_UP",
     "LEASED",
     "MAX_CACHED_KEY_LENGTH",
     "MAX_EVENTS",
@@ -109,7 +110,6 @@ __all__ = [
     "SEQUENCE_MASK",
     "SETTLE",
     "STRICT",
-    "TIME_OUT",
     "Acknowledgement",
     "AddressSnapshot",
     "Admission",

@@ -7,14 +7,14 @@
 Ordering invariant: of the messages with one key at most `batch_size` are active at a time. A
 message is active from the moment it is chosen until it is settled, retries included. Later messages
 of the key are parked; messages of other keys go on. The number of parked messages is bounded: at
-the bound, the cursor scans no further until some have been released.
+the bound, the cursor scans no further until some have been chosen.
 
 An active message is in exactly one of two places: in `_ready_key_hashes`, or it has a lease whose
 state is not READY.
 
-Messages with a key go to the consumer of the partition. Messages without a key, and all messages of
-a queue without ordering, are *unordered*: any consumer of the group may take them, so they have a
-heap of their own.
+Ordered messages go to the consumer of the partition. Messages without a key (unless the ordering is
+`strict`), and all messages of a queue without ordering, are *unordered*: any consumer of the group
+may take them, so they have a heap of their own.
 
 Choosing, leasing and settling are in one class, because each of them changes the state of the
 others: a settlement chooses the next message of its key.
@@ -84,7 +84,7 @@ class Cursor(NoteSource):
         self.leases: dict[int, Lease] = {}  # delivered at least once and not settled
         # Settled, above the low watermark, and still stored for other groups or for retention.
         self.settled_seqs: set[int] = _NO_SEQUENCES
-        self.is_waiting_for_body: bool = False  # blocked until a body is read
+        self.is_waiting_for_body: bool = False  # leases nothing until a body is read
         self.is_prefetching: bool = False  # a read-ahead of bodies is in progress
         # Bodies before this sequence were requested, if they were not cached.
         self.prefetched_to: i64 = 0
@@ -109,12 +109,12 @@ class Cursor(NoteSource):
         # Members without a partition, which take unordered messages of this one.
         self.helpers: list[Consumer] = _NO_HELPERS
         self.next_helper: i64 = 0  # which of the consumer and its helpers is next
-        # The group lists this cursor among those with work that no member has taken.
+        # It is in `Group.blocked_cursors`.
         self.is_listed_blocked: bool = False
         # Since when messages wait because the consumer has no capacity; 0.0: none wait.
         self.blocked_since: float = 0.0
-        # Heaps of chosen messages by priority and sequence, leased before scanning on: ordered by
-        # their keys, and unordered.
+        # Heaps of chosen messages by priority and sequence, leased before the scan goes on: one of
+        # ordered messages, one of unordered ones.
         self._ready: list[int] = _NO_RANKS
         self._ready_unordered: list[int] = _NO_RANKS
         # Chosen messages, and the key that each keeps active.
@@ -170,7 +170,7 @@ class Cursor(NoteSource):
         """Return the next deliverable message and count it as active; -1 if there is none."""
         seq = self._next_chosen()
         if self.group.admission.keys.is_active:
-            while seq >= 0 and not self._is_admitted(seq):
+            while seq >= 0 and not self._admit_or_postpone(seq):
                 seq = self._next_chosen()
         return seq
 
@@ -196,12 +196,12 @@ class Cursor(NoteSource):
     def next_ready_unordered(self) -> i64:
         """Return the next message that any consumer of the group may take; -1 if there is none.
 
-        The message counts as active. Messages with a key before it are chosen or parked during the
+        The message counts as active. Ordered messages before it are chosen or parked during the
         scan: they wait for the consumer of the partition.
         """
         seq = self._next_chosen_unordered()
         if self.group.admission.keys.is_active:
-            while seq >= 0 and not self._is_admitted(seq):
+            while seq >= 0 and not self._admit_or_postpone(seq):
                 seq = self._next_chosen_unordered()
         return seq
 
@@ -215,8 +215,8 @@ class Cursor(NoteSource):
             return -1
         return self._scan_next(self.partition.committed_end, True)
 
-    def has_deliverable(self) -> bool:
-        """Return whether a message is deliverable now; unlike `has_more`, it scans for one."""
+    def finds_ready(self) -> bool:
+        """Return whether a message is ready now; unlike `has_more`, it scans for one."""
         seq = self.next_ready()
         if seq < 0:
             return False
@@ -224,7 +224,7 @@ class Cursor(NoteSource):
         return True
 
     def _scan_next(self, end: i64, unordered_only: bool) -> i64:
-        """Scan for the next deliverable message before `end`; `unordered_only`: without a key."""
+        """Scan for the next deliverable message before `end`; `unordered_only`: no ordered one."""
         partition = self.partition
         ordering = partition.queue.rules.ordering
         while self.scan_position < end and self._parked_count < MAX_PARKED:
@@ -332,13 +332,13 @@ class Cursor(NoteSource):
             heapq.heappush(self._ready_unordered, rank)
 
     def location(self, seq: i64) -> i64:
-        """Return a number that tells the messages of a queue apart."""
+        """Return the location of a message as one number."""
         return self.partition.number << SEQUENCE_BITS | seq
 
-    def _is_admitted(self, seq: i64) -> bool:
-        """Return whether the limits of its key admit a chosen message; otherwise it is held.
+    def _admit_or_postpone(self, seq: i64) -> bool:
+        """Return whether the limits of its key admit a chosen message; otherwise it waits for them.
 
-        A held message stays active.
+        A postponed message stays active.
         """
         keys = self.group.admission.keys
         key_hash = self.partition.key_hash(seq)
@@ -402,7 +402,7 @@ class Cursor(NoteSource):
         for rank in self._held_back.pop(int(key_hash), []) if self._held_back else []:
             if rank & SEQUENCE_MASK in self._ready_key_hashes:
                 heapq.heappush(self._ready, rank)
-        # One more, because one ends.
+        # Plus one, which `_deactivate_key` subtracts again: it chooses the parked messages.
         self._active_by_key[boxed_key] = self._active_by_key.get(boxed_key, HOLD) - HOLD + 1
         self._deactivate_key(key_hash)
 
@@ -418,7 +418,10 @@ class Cursor(NoteSource):
         return count if heap is None else count + len(heap)
 
     def _hold_back(self, rank: i64) -> bool:
-        """Return whether the key of a ready message is held; then it stays chosen, for later."""
+        """Set a ready message aside if its key is held; return whether it is.
+
+        The message stays chosen.
+        """
         seq: i64 = rank & SEQUENCE_MASK
         key_hash: i64 = self._ready_key_hashes.get(int(seq), 0)
         if int(key_hash) not in self.group.held_keys or self.group.is_repaired(
@@ -437,7 +440,7 @@ class Cursor(NoteSource):
         for sequences in gated.values():
             self._parked_count -= len(sequences)
             live_seqs = [
-                seq for seq in sequences if not self._take_stale(seq) and self._is_deliverable(seq)
+                seq for seq in sequences if not self._take_stale(seq) and self._is_unsettled(seq)
             ]
             for rank in sorted([_rank(seq, self.partition.priority(seq)) for seq in live_seqs]):
                 seq: i64 = i64(rank) & SEQUENCE_MASK
@@ -454,7 +457,7 @@ class Cursor(NoteSource):
                     self.gate_watermark = boundary_seq
 
     def deactivate(self, lease: Lease) -> None:
-        """Count the message of a lease as active no longer: the next one of its key is chosen."""
+        """Count the message of a lease as no longer active: the next one of its key is chosen."""
         if lease.state == READY:
             self.withdraw(lease.seq)
         elif lease.key_hash:
@@ -483,7 +486,10 @@ class Cursor(NoteSource):
             self._stale_parked[int(seq)] = self._stale_parked.get(int(seq), 0) + 1
 
     def _take_stale(self, seq: i64) -> bool:
-        """Return whether this entry of a parked message has become invalid."""
+        """Return whether this entry of a parked message is invalid.
+
+        If it is, count one invalid entry less.
+        """
         if not self._stale_parked:
             return False
         count: i64 = self._stale_parked.get(int(seq), 0)
@@ -496,7 +502,7 @@ class Cursor(NoteSource):
         return True
 
     def _deactivate_key(self, key_hash: i64) -> None:
-        """Count one active message of this key less, and choose the next parked ones."""
+        """Count one active message less for this key, and choose the next parked ones."""
         boxed_key: object = int(key_hash)
         active = self._active_by_key.get(boxed_key, 0) - 1
         if self._parked_count and (
@@ -509,7 +515,7 @@ class Cursor(NoteSource):
                 if rank < 0:
                     break
                 seq: i64 = rank & SEQUENCE_MASK
-                if not self._take_stale(seq) and self._is_deliverable(seq):
+                if not self._take_stale(seq) and self._is_unsettled(seq):
                     self._push_ready(seq, key_hash, int(rank))
                     active += 1
         if active > 0:
@@ -517,8 +523,8 @@ class Cursor(NoteSource):
         elif active == 0:
             del self._active_by_key[boxed_key]
 
-    def _is_deliverable(self, seq: i64) -> bool:
-        """Return whether a parked message is still to be delivered when its turn comes."""
+    def _is_unsettled(self, seq: i64) -> bool:
+        """Return whether a parked message is still stored and unsettled."""
         return self.partition.holds(seq) and not self.is_settled(seq)
 
     def _pop_parked(self, boxed_key: object) -> i64:

@@ -42,7 +42,7 @@ DISPATCH: Final = 0x10 | LEASED
 RECLAIM: Final = 0x20 | LEASED
 FAIL: Final = 0x10 | BACKOFF
 REJECT: Final = 0x20 | BACKOFF
-TIME_OUT: Final = 0x30 | BACKOFF
+GIVE_UP: Final = 0x30 | BACKOFF
 AWAIT_RETRY: Final = 0x40 | BACKOFF
 DUE: Final = 0x10 | READY
 RELEASE: Final = 0x20 | READY
@@ -56,7 +56,7 @@ EVENT_MEANINGS: Final = {
     RECLAIM: "settled by the client that a previous run delivered it to",
     FAIL: "nack, deadline, or the consumer left the group",
     REJECT: "rejected, or failed for the last time: becomes a dead letter",
-    TIME_OUT: "chosen after `total_timeout`: becomes a dead letter",
+    GIVE_UP: "chosen after `total_timeout`: becomes a dead letter",
     AWAIT_RETRY: "read from the log after a restart, or rescheduled by a command",
     DUE: "the backoff is over",
     RELEASE: "released after earlier failures",
@@ -69,7 +69,7 @@ EVENT_MEANINGS: Final = {
 TRANSITIONS: Final[dict[tuple[int, int], int]] = {
     (READY, DISPATCH): LEASED,
     (READY, RECLAIM): LEASED,
-    (READY, TIME_OUT): BACKOFF,
+    (READY, GIVE_UP): BACKOFF,
     (READY, AWAIT_RETRY): BACKOFF,
     (READY, SETTLE): ENDED,
     (READY, REVOKE): ENDED,

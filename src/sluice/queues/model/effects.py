@@ -16,7 +16,7 @@ from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 
 # The purpose of a read.
-FOR_DELIVERY: Final = 0  # a cursor is blocked until the first body is read
+FOR_DELIVERY: Final = 0  # a cursor leases nothing until the first body is read
 FOR_EXPIRY: Final = 1  # an expired message is dead-lettered
 FOR_DEAD_LETTER: Final = 2  # a failed message without its body in memory is dead-lettered
 FOR_PREFETCH: Final = 3  # a cursor will need them soon

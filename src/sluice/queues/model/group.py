@@ -36,7 +36,7 @@ class Consumer:
         self.cursors: list[Cursor] = []  # the partitions it serves
         self.in_flight: i64 = 0  # deliveries it has not settled
         self.join_number: i64 = 0  # running number, in the order of joining
-        self.is_paused: bool = False  # connected to the group, but unreachable
+        self.is_paused: bool = False  # a member whose session has no connection
         self.is_stalled: bool = False  # missed a deadline and has settled nothing since
         self.settled_at: float = 0.0  # when it last settled a delivery; 0.0: never
         # When it last joined, reconnected, extended a delivery or tried to settle one too late.
@@ -319,7 +319,7 @@ class Group:
                 cursor.release_key(held.key_hash)
 
     def is_repaired(self, partition: Partition, seq: i64, key_hash: i64) -> bool:
-        """Return whether its key waits for the message, a dead letter that was put back."""
+        """Return whether its key waits for the message, a dead letter that was redriven."""
         held = self.held_keys.get(int(key_hash))
         return held is not None and (int(partition.pid), int(seq)) in held.repaired
 

@@ -62,7 +62,7 @@ class Partition(LoggedPartition):
         # Bodies that need no read, by sequence.
         self.cached_bodies: dict[object, Message] = _NO_BODIES
         self.is_in_body_cache: bool = False  # the cache tracks `cached_bodies`
-        # Keys that are held because of a message here: its dead letter, or what was put back.
+        # Keys that are held because of a message here: a dead letter, or one that was redriven.
         self.held_keys: dict[int, HeldKey] = NO_HELD_KEYS
         # Messages for a single group: sequence to gid.
         self.target_groups: dict[int, int] = NO_TARGETS
@@ -121,6 +121,7 @@ class Partition(LoggedPartition):
         return NO_ADDRESS if block is None else block.address[block.index_of(seq)]
 
     def holds(self, seq: i64) -> bool:
+        """Return whether the message `seq` is stored."""
         return self.address(seq) != NO_ADDRESS
 
     def priority(self, seq: i64) -> i64:
@@ -170,13 +171,13 @@ class Partition(LoggedPartition):
             if cursor.group.gid != target_gid:
                 cursor.skip(seq)
 
-    def has_cursor_near_end(self, max_lag: i64) -> bool:
+    def has_cursor_near_end(self, max_backlog: i64) -> bool:
         """Return whether a group will need the next message soon.
 
-        For groups with more lag, the cache would drop the body before they need it.
+        For groups with a larger backlog, the cache would drop the body before they need it.
         """
         for cursor in self.cursors:
-            if self.next_seq - cursor.scan_position < max_lag:
+            if self.next_seq - cursor.scan_position < max_backlog:
                 return True
         return False
 

@@ -157,7 +157,7 @@ class LogWriter:
         self._written_job: CommitJob | None = None  # written by the loop, which syncs it soon
         self._write_seconds = 0.0  # how long the loop took to write it
         self._sync_callback: Callable[[], None] = self._sync_direct
-        # The thread will wake up without a job, and find that a sync is due.
+        # The thread will wake up without a job: for a delayed sync or a look at the free space.
         self._is_timer_set = False
         # Not `_thread`: in the compiled build that is `__thread`, a reserved word of C.
         self._worker = threading.Thread(target=self._run, name="sluice-log-writer", daemon=True)

@@ -113,8 +113,8 @@ class ExclusiveQueueHandler(NamespaceHandler):
         router.turn.call_at_end(self.apply_collected)
         self._has_warned_unbound: bool = False  # about a client id that is not bound to a user
 
-    def _begin_command(self) -> None:
-        """Prepare the engine for a command, after the writes that came before it."""
+    def _begin_engine_call(self) -> None:
+        """Prepare the engine for a call, after the writes that came before it."""
         self.apply_collected()
         turn = self._turn
         self._engine.now = turn.now
@@ -216,7 +216,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
     def publish_will(self, will: Publish, session: Session | None) -> None:
         if forward_will(self._router, will):
             return
-        self._begin_command()
+        self._begin_engine_call()
         topic = will.topic
         client_end = find_client_end(topic)
         error_text = WRITE_TOPIC_HELP
@@ -250,7 +250,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         """Subscribe an owner to its queue; return the granted QoS, or a reason code and text."""
-        self._begin_command()
+        self._begin_engine_call()
         options = read_options(packet, request.qos)
         if options.qos != 1 or self._router.limits.max_qos < 1:
             return (
@@ -310,7 +310,7 @@ class ExclusiveQueueHandler(NamespaceHandler):
         self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
         """Restore a subscription after a restart; it continues at its position."""
-        self._begin_command()
+        self._begin_engine_call()
         self._join(session, options.identifier, "")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
@@ -335,25 +335,25 @@ class ExclusiveQueueHandler(NamespaceHandler):
     def on_session_ended(self, session: Session) -> None:
         subscriber = session.exclusive_subscriber
         if subscriber is not None:
-            self._begin_command()
+            self._begin_engine_call()
             session.exclusive_subscriber = None
             session.outbound.follow_for_values(NO_CAPACITY_LISTENER)
             self._engine.exclusive.unsubscribe(subscriber)
 
     def on_acknowledged(self, delivery: ExclusiveDelivery) -> None:
         """Settle a value by its PUBACK with any reason: its delivery is over [MQTT-4.3.2-5]."""
-        self._begin_command()
+        self._begin_engine_call()
         self._engine.exclusive.ack(
             delivery.subscriber, delivery.seq, delivery.token, self._engine.now
         )
 
     def schedule_dispatch(self, subscriber: OwnerSubscriber) -> None:
-        self._begin_command()
+        self._begin_engine_call()
         self._engine.exclusive.schedule_dispatch(subscriber)
 
     def repair_subscribers(self, sessions: list[Session]) -> None:
         """Serve subscribed owners that are not served for any reason; a safety net."""
-        self._begin_command()
+        self._begin_engine_call()
         exclusive = self._engine.exclusive
         for session in sessions:
             request = (

@@ -19,7 +19,7 @@ class BlockedConsumers:
         self._fifo: deque[QueueConsumer] = deque()
 
     def add(self, consumer: QueueConsumer) -> None:
-        """Add a consumer that was refused for lack of capacity."""
+        """Add a consumer whose session had no capacity."""
         if not consumer.is_blocked:
             consumer.is_blocked = True
             self._fifo.append(consumer)

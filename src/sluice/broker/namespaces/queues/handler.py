@@ -77,11 +77,11 @@ class QueueHandler(NamespaceHandler):
         self._commands: CommandTopics = CommandTopics(engine)
         self.bindings: BoundQueues = BoundQueues(engine, router, self._builder, schemas)
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
-            engine, self._create_for_subscriber, router.turn, self._begin_command
+            engine, self._create_for_subscriber, router.turn, self._begin_engine_call
         )
 
-    def _begin_command(self) -> None:
-        """Prepare the engine for a command: set its time, and schedule the end of the turn."""
+    def _begin_engine_call(self) -> None:
+        """Prepare the engine for a call: set its time, and schedule the end of the turn."""
         turn = self._turn
         self.engine.now = turn.now
         turn.schedule_flush()
@@ -91,7 +91,7 @@ class QueueHandler(NamespaceHandler):
     def publish(self, packet: Publish, session: Session, connection: ConnectionPort) -> None:
         """Publish to a queue, settle deliveries, or cancel or reschedule messages."""
         topic = packet.topic
-        self._begin_command()
+        self._begin_engine_call()
         parsed = self._topic_cache.get(topic)
         if parsed is None:
             parsed = self._parse_topic(topic)
@@ -218,7 +218,7 @@ class QueueHandler(NamespaceHandler):
         """Publish a will to a queue. No client is left to receive a refusal, so it is logged."""
         if forward_will(self._router, will):
             return
-        self._begin_command()
+        self._begin_engine_call()
         parsed = parse_queue_topic(will.topic)
         try:
             if parsed.verb != PUBLISH:
@@ -272,7 +272,7 @@ class QueueHandler(NamespaceHandler):
 
         Its subscribers stay subscribed, and join again if a queue of that name is created.
         """
-        self._begin_command()
+        self._begin_engine_call()
         self.queue_subscriptions.on_queue_deleting(queue)
         self.engine.lifecycle.delete_queue(queue)
         if queue.rules.bindings:
@@ -280,7 +280,7 @@ class QueueHandler(NamespaceHandler):
 
     def expire_groups(self, unused_seconds: float) -> None:
         """Delete groups that have had no consumer for so long."""
-        self._begin_command()
+        self._begin_engine_call()
         self.engine.lifecycle.expire_groups(unused_seconds)
 
     def on_queue_created(self, queue: Queue) -> None:
@@ -307,7 +307,7 @@ class QueueHandler(NamespaceHandler):
         added: list[tuple[Subscription, bool]],
     ) -> tuple[int, str]:
         """Join a queue, or all that match; return the granted QoS, or a reason code and text."""
-        self._begin_command()
+        self._begin_engine_call()
         try:
             return self.queue_subscriptions.subscribe(
                 session, request.topic_filter, read_options(packet, min(granted, 1))
@@ -320,14 +320,14 @@ class QueueHandler(NamespaceHandler):
     ) -> None:
         if not restore_remote(self._router, session, topic_filter, options):
             return
-        self._begin_command()
+        self._begin_engine_call()
         try:
             self.queue_subscriptions.subscribe(session, topic_filter, options, immediately=True)
         except QueueError as error:
             self.engine.state.warn(f"{session.client_id} could not be subscribed again: {error}")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        self._begin_command()
+        self._begin_engine_call()
         is_known = unsubscribe_remote(self._router, session, topic_filter)
         return self.queue_subscriptions.unsubscribe(session, topic_filter) or is_known
 
@@ -342,17 +342,17 @@ class QueueHandler(NamespaceHandler):
         They keep their leases until the deadlines.
         """
         if find_memberships(session) is not None:
-            self._begin_command()
+            self._begin_engine_call()
             self.queue_subscriptions.pause(session)
 
     def on_attached(self, session: Session) -> None:
         if find_memberships(session) is not None:
-            self._begin_command()
+            self._begin_engine_call()
             self.queue_subscriptions.resume(session)
 
     def on_session_ended(self, session: Session) -> None:
         if find_memberships(session) is not None or self.queue_subscriptions.has_wildcards():
-            self._begin_command()
+            self._begin_engine_call()
             self.queue_subscriptions.end_session(session)
 
     # ---- the whole broker

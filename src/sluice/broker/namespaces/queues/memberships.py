@@ -23,7 +23,7 @@ class QueueMemberships(CapacityListener):
         self.presence_task: SlicedTask | None = None  # while consumers are paused or resumed
 
     def on_capacity(self) -> None:
-        """Offer capacity to the first blocked consumer; the engine then asks for the next."""
+        """Dispatch to the first blocked consumer; the engine then asks for the next."""
         consumer = self.blocked.pop_next()
         if consumer is not None:
             consumer.schedule_dispatch()

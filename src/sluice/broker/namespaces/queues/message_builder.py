@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
 
 class ThenStep:
-    """The messages that an ack publishes, in the same frame: all of them, or the ack is refused.
+    """The messages that an ack publishes (user property `then`), in the same frame.
 
-    `prepare` makes every check before anything changes; afterward, `publish` cannot fail.
+    All of them are published, or the ack is refused. `prepare` makes every check before anything
+    changes; afterward, `publish` cannot fail.
     """
 
     def __init__(self, handler: QueueHandler, packets: list[Publish], session: Session) -> None:

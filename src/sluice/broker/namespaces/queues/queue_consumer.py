@@ -36,7 +36,7 @@ _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
 _FIRST_ATTEMPT: Final = b"\x26\x00\x07attempt\x00\x011"
-# With the length of a time in milliseconds.
+# Ends with the length of its value, an ISO time with milliseconds.
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"
 TAG_DIGITS: Final = 16  # of a delivery token
 CACHED_SECONDS: Final = 64  # a power of two
@@ -80,7 +80,8 @@ class QueueDelivery(Delivery):
         self.is_from_queue = True
         self.consumer: QueueConsumer = consumer
         self.lease: Lease | None = lease  # while this consumer holds it
-        self.token: i64 = lease.token_counter  # when sent: a later one is another delivery
+        # When sent: a later one is another delivery.
+        self.token_counter: i64 = lease.token_counter
 
     def is_obsolete(self) -> bool:
         """Return whether the message is settled or leased to another consumer by now.
@@ -91,7 +92,7 @@ class QueueDelivery(Delivery):
         lease = self.lease
         return (
             lease is None
-            or lease.token_counter != self.token
+            or lease.token_counter != self.token_counter
             or lease.consumer is not consumer
             or consumer.group is None
         )
@@ -157,9 +158,14 @@ class QueueConsumer(Consumer):
         self._cached_second_text: bytes = b""
         self._encoded_topic: bytes = b""  # the topic with its length
         self._scratch: BytesWriter = BytesWriter()
-        self.is_blocked: bool = False  # was refused because its connection had no capacity
+        # `has_capacity` was False because of the session, not the prefetch.
+        self.is_blocked: bool = False
 
     def has_capacity(self) -> bool:
+        """Return whether the consumer accepts one more delivery.
+
+        If only its session does not, list it as blocked.
+        """
         if self.in_flight >= self.prefetch:
             return False
         if self.session.outbound.has_capacity():
@@ -208,14 +214,14 @@ class QueueConsumer(Consumer):
         elif self.acks_by_puback:
             self.on_puback(lease, 0)  # QoS 0 has no PUBACK: sent means settled
 
-    def _begin_command(self) -> None:
-        """Prepare the engine for a command: set its time, and schedule the end of the turn."""
+    def _begin_engine_call(self) -> None:
+        """Prepare the engine for a call: set its time, and schedule the end of the turn."""
         self._engine.now = self._turn.now
         self._turn.schedule_flush()
 
     def on_puback(self, lease: Lease, reason: i64) -> None:
         """Ack a delivery by its PUBACK, or nack it if the PUBACK has a failure reason."""
-        self._begin_command()
+        self._begin_engine_call()
         if reason < 0x80:
             self._settlement.ack(lease)
         else:
@@ -223,7 +229,7 @@ class QueueConsumer(Consumer):
 
     def on_too_large(self, lease: Lease) -> None:
         """Nack a delivery that exceeds the client's packet size: another consumer may accept it."""
-        self._begin_command()
+        self._begin_engine_call()
         self._settlement.nack(lease, -1.0, "larger than the consumer's maximum packet size")
 
     def schedule_dispatch(self) -> None:

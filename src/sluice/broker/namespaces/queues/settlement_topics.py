@@ -176,6 +176,7 @@ class SettlementTopics:
         """Acknowledge all deliveries and publish: find the leases and check everything first."""
         leases: list[Lease] = []
         for message_id in message_ids:
+            # Not ACK: a late ack would be applied at once, before the other leases are checked.
             lease = self._find_lease(settler, EXTEND, message_id, token, location)
             if lease is None or lease.state == DEAD_LETTERING:
                 raise StaleDelivery(message_id.decode("utf-8", "replace"))

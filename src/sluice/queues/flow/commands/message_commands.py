@@ -124,7 +124,7 @@ class MessageCommands:
         was_delayed = int(seq) in partition.delayed_seqs
         partition.mark_delayed(seq)
         if seq >= partition.committed_end:
-            # One with a delay or a priority is already among those to offer.
+            # One with a delay or a priority is already among those to choose.
             if not is_out_of_order:
                 self._appender.offer_after_commit(partition, seq)
             return

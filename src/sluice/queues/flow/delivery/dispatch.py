@@ -2,11 +2,12 @@
 
 No member with capacity waits while a message could go to it (work conservation):
 
-* A message with a key goes to the consumer of its partition, one without a key to any member.
-* Messages for which the consumer of a partition has no capacity stay in `group.blocked_cursors`.
-  `_redistribute_blocked` gives them to members with capacity when the turn ends: messages without
-  a key at once, and the whole partition once messages have waited in it for `rebalance_after`. The
-  order of a key still holds: its active messages count for all members.
+* An ordered message goes to the consumer of its partition, an unordered one to any member.
+* A cursor whose consumer has no capacity for its messages is in `group.blocked_cursors`, if there
+  are other members. `_redistribute_blocked` gives the messages to members with capacity when the
+  turn ends: unordered ones at once, and the whole partition once messages have waited in it for
+  `rebalance_after`. The order of a key still holds: `batch_size` limits its active messages over
+  all members.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sluice.queues.model import (
     FOR_DELIVERY,
     FOR_EXPIRY,
     FOR_PREFETCH,
+    GIVE_UP,
     NO_ADDRESS,
-    TIME_OUT,
     BodyRead,
     Consumer,
     Cursor,
@@ -83,7 +84,7 @@ class Dispatch:
                 self.dispatch_cursor(cursor)
 
     def end_turn(self) -> None:
-        """Dispatch to consumers that settled something, and redistribute blocked messages."""
+        """Dispatch to the scheduled consumers, and redistribute messages of blocked cursors."""
         dispatch_schedule = self._dispatch_schedule
         while dispatch_schedule.has_work():
             for consumer in dispatch_schedule.take_consumers():
@@ -109,7 +110,7 @@ class Dispatch:
         """Lease messages of the cursor to its consumer, up to its quota of the prefetch.
 
         The remaining capacity goes to the consumer's other partitions first: a partition that took
-        all would scan far for inactive keys, and leave no capacity for the others.
+        all would scan far for keys without active messages, and leave no capacity for the others.
         """
         consumer = cursor.consumer
         if consumer is None:
@@ -129,7 +130,7 @@ class Dispatch:
             self._mark_blocked(cursor, consumer)
 
     def _dispatch_round_robin(self, cursor: Cursor) -> None:
-        """Distribute messages without a key to the consumer and its helpers, one by one."""
+        """Distribute unordered messages to the consumer and its helpers, one by one."""
         candidates = [*cursor.helpers]
         if cursor.consumer is not None:
             candidates.append(cursor.consumer)
@@ -155,7 +156,7 @@ class Dispatch:
     ) -> bool:
         """Lease messages to `consumer` until `max_in_flight` of the cursor are leased.
 
-        `unordered_only`: no messages with a key. Return whether the consumer had no capacity for
+        `unordered_only`: no ordered messages. Return whether the consumer had no capacity for
         messages that may be left.
         """
         if cursor.is_waiting_for_body:
@@ -213,7 +214,7 @@ class Dispatch:
             queue.delivery_latency.add(now - float(message.enqueued_at_ms) / 1000.0)
         else:
             if lease.failures and now >= self._settlement.give_up_at(lease):
-                lease.change(TIME_OUT)
+                lease.change(GIVE_UP)
                 lease.message = message
                 self._settlement.dead_letter(lease, "timeout", lease.description, True)
                 group.admission.keys.on_withdrawn(cursor.location(seq))
@@ -329,9 +330,9 @@ class Dispatch:
             self._dispatch_to(cursor, member, in_flight_before + 1, True)
             if cursor.in_flight > in_flight_before or cursor.is_waiting_for_body:
                 continue
-            # The remaining messages have a key: they wait for the consumer of the partition, or the
-            # partition moves.
-            if not cursor.has_deliverable():
+            # The remaining messages are ordered: they wait for the consumer of the partition, or
+            # the partition moves.
+            if not cursor.finds_ready():
                 self._dispatch_schedule.wake_keys(group)
                 cursor.blocked_since = 0.0
                 return False

@@ -1,8 +1,8 @@
-"""Keys that are held for repair: begin, put a dead letter back, time out, recover.
+"""Keys that are held for repair: begin, redrive a dead letter, time out, recover.
 
-After a message died, nothing of its key is delivered to its group until the dead letter has been
-put back and is settled, was discarded, or `hold_timeout` is over. The end of a dead letter is
-noticed where messages end (`removal`), in commands as in recovery, so it needs no note.
+After a message became a dead letter, nothing of its key is delivered to its group until that one
+has been redriven and is settled, was discarded, or `hold_timeout` is over. The end of a dead letter
+is noticed where messages end (`removal`), in commands as in recovery, so it needs no note.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyHolds:
         self._timers: Timers = timers
 
     def hold(self, lease: Lease, message: Message, dead_letter: tuple[Partition, int]) -> None:
-        """Hold the key of a message that died, in the frame of its dead letter."""
+        """Hold the key of a message that became a dead letter, in the frame of that dead letter."""
         group = lease.cursor.group
         message_id = message.id or format_message_id(lease.cursor.partition.pid, lease.seq)
         held = HeldKey(group.gid, lease.key_hash, message.key, message_id, self._state.now)
@@ -46,7 +46,7 @@ class KeyHolds:
         return held if is_held else None
 
     def put_back(self, held: HeldKey, partition: Partition, seq: i64) -> None:
-        """Let a held key wait for a message that is its dead letter, put back or repaired."""
+        """Let a held key wait for a message that is its dead letter, redriven or repaired."""
         _add_repaired(held, partition, seq)
         note = NoteWriter(notes.KEY_REPAIRED)
         note.write_int(held.gid)

@@ -56,7 +56,7 @@ class LeaseLookup:
         lease = group.leases_by_message_id.get(message_id) if group.leases_by_message_id else None
         while lease is not None:
             if self._may_settle(lease, token, identity):
-                return self._record_activity(lease, identity)
+                return self._on_found(lease, identity)
             found = lease
             lease = lease.next_same_id
         pid, seq = parse_message_id(message_id)
@@ -65,7 +65,7 @@ class LeaseLookup:
             lease = group.cursors[partition.number].leases.get(int(seq))
             if lease is not None:
                 if self._may_settle(lease, token, identity):
-                    return self._record_activity(lease, identity)
+                    return self._on_found(lease, identity)
                 found = lease
         self._dispatch_schedule.clear_stalled(group, identity)
         if found is None:
@@ -90,7 +90,8 @@ class LeaseLookup:
             )
         return not identity or lease.holder == identity
 
-    def _record_activity(self, lease: Lease, identity: str) -> Lease:
+    def _on_found(self, lease: Lease, identity: str) -> Lease:
+        """Return `lease`; a client that settles even too late is not stalled."""
         if lease.state != LEASED:
             self._dispatch_schedule.clear_stalled(lease.cursor.group, identity)
         return lease

@@ -139,7 +139,7 @@ class Settlement:
             cursor.end_delivery(lease)
             self._dispatch_schedule.on_delivery_ended(lease, consumer, True)
             if consumer is not None and was_full:
-                # A consumer with capacity was already offered all messages.
+                # A consumer that had capacity before has had its dispatch already.
                 self._dispatch_schedule.add(consumer)
         elif outcome == ACKED:
             self._record_late_ack(lease)
@@ -271,7 +271,7 @@ class Settlement:
             )
             if consumer is not None:
                 consumer.on_lease_revoked(lease)
-            lease.description = f"no answer within {queue.rules.delivery_timeout:g} s"
+            lease.description = f"not settled within {queue.rules.delivery_timeout:g} s"
             self.fail_delivery(lease, -1.0, False)
             if (
                 is_stalling
@@ -382,7 +382,7 @@ class Settlement:
             lease.ended_by_dead_letter = True
             lease.dead_after_nack = by_consumer and reason in ("max_retries", "timeout")
             if reason != "max_retries" and reason != "timeout":
-                record_delivery(lease)  # for the other reasons, the failure was recorded before
+                record_delivery(lease)  # with the other two, `fail_delivery` has recorded it
             self._end_delivery(lease, by_consumer)
             lease.change(REJECT)
         if message is not None:

@@ -96,7 +96,9 @@ class KeyLimits:
         """Return whether a chosen message may be leased now; otherwise it must be held."""
         key = self._keys.get(int(key_hash))
         # None: the message has no key, or nothing was delivered of it for a while.
-        return key is None or ((not key.held or key.pending == location) and self._has_room(key))
+        return key is None or (
+            (not key.held or key.pending == location) and self._admits_one_more(key)
+        )
 
     def hold(self, key_hash: i64, location: i64, rank: int) -> None:
         """Hold a message that is not admitted."""
@@ -210,7 +212,7 @@ class KeyLimits:
     def _is_full(self, key: LimitedKey) -> bool:
         return self._max_in_flight > 0 and key.in_flight >= self._max_in_flight
 
-    def _has_room(self, key: LimitedKey) -> bool:
+    def _admits_one_more(self, key: LimitedKey) -> bool:
         return not self._is_full(key) and (
             self._max_rate == 0.0
             or key.rate.available(self._max_rate, self._burst, self.now) >= 1.0
@@ -220,7 +222,7 @@ class KeyLimits:
         """Make the first held message pending if the limits admit it, else wait for the rate."""
         if not key.held or key.pending != NONE_PENDING:
             return
-        if self._has_room(key):
+        if self._admits_one_more(key):
             rank, number = heapq.heappop(key.held)
             key.pending = i64(number) << SEQUENCE_BITS | (i64(rank) & SEQUENCE_MASK)
             self._pending[int(key.pending)] = key

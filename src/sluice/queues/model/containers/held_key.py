@@ -1,4 +1,7 @@
-"""A key that is held for repair: a message of it died, and later ones wait for its dead letter."""
+"""A key that is held for repair.
+
+One of its messages became a dead letter, and later ones wait for it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ class HeldKey:
     ) -> None:
         self.gid: i64 = gid
         self.key_hash: i64 = key_hash
-        self.key: bytes = key  # for display, as is the id of the message that died
+        self.key: bytes = key  # for display, as is the id of the dead-lettered one
         self.message_id: bytes = message_id
         self.held_at: float = held_at
-        # Dead letters that are neither put back nor discarded, and those that were put back and are
+        # Dead letters that are neither redriven nor discarded, and those that were redriven and are
         # not settled. The key is released when there are none.
         self.dead_letters: set[tuple[int, int]] = set()
         self.repaired: set[tuple[int, int]] = set()
