@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -32,6 +33,7 @@ from sluice.broker.net import AllowedOrigins, Listener, open_listener
 from sluice.broker.sys_topics import SysTopics
 from sluice.broker.turn import PeriodicTask
 from sluice.broker_host import BrokerHost
+from sluice.bulk.staging import discard_stages
 from sluice.config.queue_settings import check_templates, make_templates, reload_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
@@ -273,6 +275,8 @@ def make_admin_server(
     """
     if settings.http is None and settings.grpc is None:
         return None
+    if (upload_path := find_upload_path(settings, slot)) is not None:
+        discard_stages(upload_path)
     # A message of maximum size arrives as base64, a third larger, inside JSON.
     max_body = settings.mqtt.max_packet_size * 4 // 3 + JSON_OVERHEAD_BYTES
     options = AdminServerConfig(
@@ -299,16 +303,21 @@ def make_bulk_resources(
 ) -> BulkResources:
     from sluice.admin.rest import BulkResources  # with the HTTP libraries, on first use
 
-    has_files = settings.store == "embedded"
-    upload_path = settings.data if has_files else None
     return BulkResources(
-        upload_path if slot is None else slot.upload_path,
-        partial(_store_directory, settings, directory) if has_files else None,
+        find_upload_path(settings, slot),
+        partial(_store_directory, settings, directory) if settings.store == "embedded" else None,
         settings.bulk.max_batch_bytes,
         settings.bulk.max_stage_bytes,
         settings.bulk.stage_ttl,
         settings.bulk.max_batch_rows,
     )
+
+
+def find_upload_path(settings: Settings, slot: ProcessSlot | None) -> Path | None:
+    """Return the directory for the stages of this process; None keeps them in memory."""
+    if slot is not None:
+        return slot.upload_path
+    return settings.data if settings.store == "embedded" else None
 
 
 def _store_directory(settings: Settings, directory: Directory | None, queue: str) -> str:

@@ -212,6 +212,11 @@ async def malformed(trial: Trial) -> None:
                 async with asyncio.timeout(0.1 if nth % 7 == 0 else 0.01):
                     await line.reader.read(65_536)
 
+    await ask(broker, "/readyz")  # the libraries of HTTP and gRPC are loaded on first use
+    async with connect_raw(broker.address("grpc")) as grpc_client:
+        grpc_client.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        async with asyncio.timeout(SECONDS):
+            await grpc_client.reader.readexactly(9)  # the settings of the server
     log_before = len(broker.log_text())
     async with healthy_client(broker) as other:
         slow: list[RawConnection] = []

@@ -22,6 +22,11 @@ from sluice.errors import BatchTooLarge, StagesFull, StageUnwritable, StaleBatch
 STAGES_DIRECTORY: Final = "bulk/stages"
 
 
+def discard_stages(folder: Path) -> None:
+    """Remove the stages of a previous run; no commit can name them anymore."""
+    shutil.rmtree(folder / STAGES_DIRECTORY, ignore_errors=True)
+
+
 class Stage:
     def __init__(self, name: str, app: str, batch: int, queue: str, path: Path | None) -> None:
         self.name = name
@@ -103,8 +108,6 @@ class StageStore:
         self._clock = clock
         self._stages: dict[str, Stage] = {}
         self.bytes = 0
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     def begin(self, app: str, batch: int, queue: str) -> Upload:
         self.drop_expired()

@@ -61,7 +61,9 @@ class ForwardingNode:
             "one-1": NodeInfo("one-1", "one", "127.0.0.1:1", http="127.0.0.1:11"),
             "two-1": NodeInfo("two-1", "two", "127.0.0.1:2", http="127.0.0.1:12"),
         }
-        kv: Any = SimpleNamespace(nodes=nodes, claims=self.claims, suspicions={}, avoided={})
+        kv: Any = SimpleNamespace(
+            nodes=nodes, claims=self.claims, suspicions={}, avoided={}, expected_names=()
+        )
         self.directory = Directory("c", CELLS, kv, lambda: "one-1", lambda: list(self.open))
         self.listed: list[dict[str, str]] = []
         self.status = 200  # of this node's own responses
