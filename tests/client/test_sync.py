@@ -19,11 +19,11 @@ INNER = {
     library.Client: {"acknowledge", "attach_replier", "dispatcher", "forget_subscription"}
     | {"requeue", "submit", "withdraw"},
     library.Consumer: {"end", "extend", "flush", "leave", "receive", "release_all", "reply"}
-    | {"on_reconnected", "on_session_lost", "settle"}
+    | {"ack_and_publish", "on_reconnected", "on_session_lost", "settle"}
     | {"first_waiting", "set_prefetch", "settler", "take_waiting"},
     library.Delivery: {"connection_number", "has_duplicate", "is_acked", "is_taken", "message"}
     | {"position"},
-    library.Publisher: set(),
+    library.Publisher: {"make_packet"},
     library.TopicConsumer: {"client", "receive_next"},
     Message: {"answer", "replier"},
 }
