@@ -52,6 +52,7 @@ WALKED_PAGES = (
     "docs/migrating.md",
     "docs/operations.md",
     "docs/performance.md",
+    "docs/processes.md",
     "docs/security.md",
     "docs/upgrading.md",
     *(page for page in PAGES if "use-cases" in page),

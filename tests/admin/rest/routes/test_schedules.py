@@ -21,6 +21,7 @@ async def test_schedule_is_added_shown_changed_and_removed(rest_api: RestApi) ->
         None,
     )
     assert len(made["next_runs"]) == 5 and made["last_runs"] == []
+    assert all(time.endswith(":00.000Z") for time in made["next_runs"])
     assert await rest_api.ok("GET", "/schedules") == [made]
     assert await rest_api.ok("GET", "/queues/reports/schedules") == [made]
     assert await rest_api.ok("GET", "/queues/other/schedules") == []

@@ -74,6 +74,8 @@ def json_type(kind: Any) -> Any:
         return _derive_model(kind)
     if get_origin(kind) is list:
         return list[json_type(get_args(kind)[0])]  # type: ignore[misc]
+    if Unit.TIME in getattr(kind, "__metadata__", ()):  # in a list
+        return TIME
     if kind == tuple[str, str]:
         return PAIR
     if get_origin(kind) in (Union, UnionType):
