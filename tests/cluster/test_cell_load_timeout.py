@@ -39,6 +39,8 @@ class SharedFacts:
 
 
 class FakeCoordinator:
+    expected_names: tuple[str, ...] = ()
+
     def __init__(self, facts: SharedFacts, node_id: str) -> None:
         self.facts, self.node_id = facts, node_id
         self.nodes, self.claims, self.avoided = facts.nodes, facts.claims, facts.avoided
