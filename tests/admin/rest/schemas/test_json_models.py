@@ -11,11 +11,13 @@ from sluice.admin import model
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.protobuf_responses import attribute_names
 from sluice.admin.rest.schemas.json_models import json_type
+from sluice.queues.service import views
 
 RESOURCES: dict[type, Any] = {
     model.Ledger: pb.Ledger,
     model.Consumer: pb.Consumer,
     model.Group: pb.Group,
+    views.HeldKey: pb.HeldKey,
     model.Partition: pb.Partition,
     model.Pause: pb.Pause,
     model.Queue: pb.QueueStats,
