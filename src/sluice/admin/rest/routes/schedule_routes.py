@@ -66,13 +66,19 @@ class ScheduleBody(ScheduleChange):
     name: UnicodeText = Field(description="Its name", examples=["nightly"])
 
 
-@router.get("/schedules", response_model=json_type(list[model.Schedule]))
+@router.get(
+    "/schedules", response_model=json_type(list[model.Schedule]), responses=error_responses()
+)
 async def list_all(request: Request) -> Response:
     """All schedules, with the next and the last five runs of each."""
     return await respond(request, list[model.Schedule], lambda service: service.schedules())
 
 
-@router.get("/queues/{name}/schedules", response_model=json_type(list[model.Schedule]))
+@router.get(
+    "/queues/{name}/schedules",
+    response_model=json_type(list[model.Schedule]),
+    responses=error_responses(),
+)
 async def list_schedules(request: Request, name: QueueName) -> Response:
     """The schedules of a queue."""
     return await respond(request, list[model.Schedule], lambda service: service.schedules(name))
