@@ -50,6 +50,12 @@ QUEUE_METHODS: Final = (
     "cancel_messages",
     "reschedule_message",
     "reschedule_messages",
+    "schedule",
+    "store_schedule",
+    "remove_schedule",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule",
     "dead_letters",
     "dead_letter",
     "dead_letter_errors",
@@ -183,6 +189,12 @@ class ClusterAdminService(AdminService):
             await one.list_queues(prefix, after, limit) for one in list(self._services().values())
         ]
         return list(islice(merge(*pages, key=lambda view: view.name), limit))
+
+    async def schedules(self, name: str = "") -> list[model.Schedule]:
+        if name:
+            return await self.service_of_queue(name).schedules(name)
+        found = [one for part in list(self._services().values()) for one in await part.schedules()]
+        return sorted(found, key=lambda one: (one.queue, one.name))
 
     async def create_queue(self, config: object) -> QueueDetail:
         name = config.get("name") if isinstance(config, dict) else None
