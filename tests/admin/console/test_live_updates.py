@@ -251,4 +251,5 @@ def test_sparklines_begin_with_the_samples_of_the_broker(
     console.open()
     line = console.page.get_by_role("row", name="sparkling").locator(".spark .line")
     # The last 90 seconds are 96 pixels wide; the samples of the page itself are at its end.
-    expect(line).to_have_attribute("d", re.compile(r"M(\d|[0-7]\d|8[0-6])\.\d"), timeout=5000)
+    # The page asks for ten queues with each update.
+    expect(line).to_have_attribute("d", re.compile(r"M(\d|[0-7]\d|8[0-6])\.\d"), timeout=20_000)
